@@ -51,7 +51,7 @@ demo-real: $(VENV)/.installed ## The same for a published model (98 MB, fetched 
 	  --candidate '{"method": "suffix"}' $(foreach method,$(TRAINED),$(REAL_$(method)))
 
 test: $(LIGHT)/.installed ## Static checks and the whole test suite, side by side; each prints when it has ended
-	@echo "Static checks and both parts of the test suite: about six minutes on two cores; each prints when it has ended."
+	@echo "Static checks and both parts of the test suite: about twenty minutes on two cores; each prints when it has ended."
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check unit light
 
 check: $(VENV)/.installed ## Lint, types, architecture, and counts of names and wordings that may only fall
@@ -135,6 +135,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt '$(TORCH)'
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,dev]'
+	$(BIN)/python -m compileall -q src  # as pip does for a wheel: a server starts 0.6 s of processor time earlier
 	touch $@
 
 $(LIGHT)/.installed: $(VENV)/.installed

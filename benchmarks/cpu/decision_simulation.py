@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from provenance import provenance, write
 from draftwise import statistics as stats
 from draftwise.workloads.reshape import spread_places
 
-MARGIN = 0.03
+MARGIN, CHANCE = 0.03, 0.045
 PRIOR, STEP, ASKED_AGAIN = 0.2, 1 / 16, 24
 """Of bfloat16: the scale of rounding that is expected, the distance of logits, and outputs that are asked for again."""
 SP, NOISE = 0.12, 0.085
@@ -43,31 +44,36 @@ def make_log(kind: str, rows: int, truth: float, rng: np.random.Generator) -> tu
 def decide(kind: str, rows: int, count: int, truth: float, slow: tuple[float, ...], rng: np.random.Generator) -> dict:
     """Return what one run says, and how far its interval lies from the truth.
 
-    `slow`: how many times as slow baseline and candidate are before a share of the prompts, or (-) after it.
+    `slow`: how many times as slow baseline and candidate are before a share of the prompts, or (-) after it. If neither
+    is, what stands at a third or two thirds is adopted; the interval is that of all prompts.
     """
     gains, routes, target = make_log(kind, rows, truth, rng)
-    places = np.fromiter(spread_places(rows, rng.random()), dtype=int, count=rows)[:count]
+    places = np.fromiter(spread_places(rows, rng.random()), dtype=int, count=count)
     text = 0.04 * rng.standard_normal(count)
     slow_T = (np.arange(count) < abs(slow[2]) * count) != (slow[2] < 0)
     plain_step, own_step = (text + NOISE * rng.standard_normal(count) + slow_T * math.log(by) for by in slow[:2])
-    logs = plain_step - own_step + gains[places]
+    ratios = np.exp(plain_step - own_step + gains[places])
     of_draw = {"places": dict(enumerate(1.0 * places)), "routes": dict(enumerate(routes[places].tolist()))}
-    design = stats.Design.of([(n, n) for n in range(count)], population=rows, **of_draw)
-    found = stats.prompt_ratio(np.exp(logs), np.ones(count), design)
-    looks = stats.Looks(pairs=tuple(sorted({max(6, count // 3), max(7, 2 * count // 3)})), planned=count)
-    interval = found.interval(1 - looks.level(count))
+    looks = (max(6, count // 3), max(7, 2 * count // 3), count)[2 * bool(slow[2]) :]
     said = "open"
-    if interval.low > stats.find_bar(count, MARGIN):
-        said = "adopted"
-        tail = stats.guard_tail(np.exp(own_step - gains[places]), np.exp(plain_step))
-        if tail is not None and tail.answer is stats.Guard.HARM:
-            said = "mixed"
+    for number, done in enumerate(looks):
+        if said == "adopted" and done < count:
+            continue
+        design = stats.Design.of([(n, n) for n in range(done)], population=rows, **of_draw)
+        found = stats.prompt_ratio(ratios[:done], np.ones(done), design)
+        look = partial(stats.Looks(pairs=looks[:number], planned=count).level, done, is_end=done == count)
+        interval = found.interval(1 - look())
+        if said == "adopted":
+            break
+        said = "open"
+        if found.interval(1 - look(CHANCE)).low > stats.find_bar(done, MARGIN):
+            tail = stats.guard_tail(np.exp(own_step - gains[places])[:done], np.exp(plain_step[:done]))
+            said = "mixed" if tail and tail.answer is stats.Guard.HARM else "adopted"
+        is_said = slow[2] or stats.conclude(interval, MARGIN)
+        if is_said and doubts(plain_step[:done], own_step[:done], slow, found.log, rng):
+            said = "pace changed"
     half = math.log(interval.high / found.value)
-    return {
-        "said": "pace changed" if doubts(plain_step, own_step, slow, found.log, rng) else said,
-        "z": 1.96 * (found.log - target) / half,
-        "half": half,
-    }
+    return {"said": said, "z": 1.96 * (found.log - target) / half, "half": half}
 
 
 def doubts(plain: np.ndarray, own: np.ndarray, slow: tuple[float, ...], log: float, rng: np.random.Generator) -> bool:
@@ -79,8 +85,8 @@ def doubts(plain: np.ndarray, own: np.ndarray, slow: tuple[float, ...], log: flo
     paces, turn = (plain, own), 1 if log > 0 else -1
     return bool(
         any(stats.find_pace_change(paces[n], paces[1 - n], claimed=log) for n in (0, 1))
-        or stats.find_unrest(*paces[::turn], claimed=abs(log))
-        or (log < 0 and stats.find_unrest(*paces, claimed=abs(log)))
+        or any(f(*paces[::turn], claimed=abs(log)) for f in (stats.find_unrest, stats.find_waves))
+        or (log < 0 and any(f(*paces, claimed=abs(log)) for f in (stats.find_unrest, stats.find_waves)))
         or stats.find_pauses(*gaps[::turn], claimed=abs(log))
         or stats.find_drift_apart(own, plain, np.arange(float(len(own))), claimed=log)
         or stats.find_split_apart(own, plain, claimed=log)
@@ -96,7 +102,8 @@ def rows_of_decisions(runs: int) -> list[dict]:
             for truth, slow in ((1.0, (1, 1, 0)), (1.03, (1, 1, 0)), (1.08, (1, 1, 0)), (1.0, (2, 1, 0.4)),
                                 (1.27, (0.5, 1, 0.4)), (1.0, (3, 1.6, -0.5)), (1.27, (1.6, 3, -0.5))):  # fmt: skip
                 rng = np.random.default_rng([size, count, round(100 * truth), round(10 * slow[0])])
-                found = [decide(kind, size, count, truth, slow, rng) for _ in range(runs)]
+                runs_here = runs * (1 if slow[2] else 25 if truth == 1.03 else 5)
+                found = [decide(kind, size, count, truth, slow, rng) for _ in range(runs_here)]
                 said = [each["said"] for each in found]
                 z = np.array([each["z"] for each in found])
                 rows.append(
@@ -106,7 +113,8 @@ def rows_of_decisions(runs: int) -> list[dict]:
                         "prompts": count,
                         "truth": truth,
                         "slow": "none" if not slow[2] else f"{slow[0]:g}x and {slow[1]:g}x, of {slow[2]:.0%}",
-                        **{each: said.count(each) / runs for each in ("adopted", "mixed", "pace changed")},
+                        "runs": runs_here,
+                        **{each: said.count(each) / runs_here for each in ("adopted", "mixed", "pace changed")},
                         "rms_z": round(float(np.sqrt(np.mean(z**2))), 3),
                         "covers": float(np.mean(np.abs(z) < 1.96)),
                         "half_width": round(float(np.mean([each["half"] for each in found])), 4),
@@ -231,7 +239,7 @@ def judge_race(gains: np.ndarray, logs: list[dict[str, dict[int, float]]]) -> di
         lane, name = cell
         interval = found[cell].interval()
         best = max((each for each in found if each[0] == lane), key=lambda each: found[each].log)
-        if p <= 0.05 and interval.low > stats.find_bar(len(logs[lane][name]), MARGIN):
+        if p <= CHANCE and interval.low > stats.find_bar(len(logs[lane][name]), MARGIN):
             adopted.add(cell)
             answered.add(cell)
         elif (loss <= 0.01 and interval.value < 1 - MARGIN) or (
@@ -255,12 +263,8 @@ def judge_race(gains: np.ndarray, logs: list[dict[str, dict[int, float]]]) -> di
 
 def rows_of_races(runs: int) -> list[dict]:
     rows = []
-    kinds = (
-        ("loaded machine", GAINS, 0.25),
-        ("quiet machine", GAINS, 0.08),
-        ("no gain beyond the margin anywhere", 0 * GAINS + math.log1p(MARGIN), 0.25),
-    )
-    for name, gains, se in kinds:
+    for name, gains, se in (("loaded machine", GAINS, 0.25), ("quiet machine", GAINS, 0.08),
+                            ("no gain beyond the margin anywhere", 0 * GAINS + math.log1p(MARGIN), 0.25)):  # fmt: skip
         rng = np.random.default_rng(6)
         found = [race(gains, 0.2, se, rng) for _ in range(runs)]
         rows.append(
@@ -274,13 +278,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    tables = {
-        "decisions": rows_of_decisions(given.runs),
-        "guards": rows_of_guards(given.runs),
-        "races": rows_of_races(given.runs),
-        "rounding": rows_of_rounding(given.runs),
-    }
-    write({**provenance("numpy"), "runs": given.runs, **tables}, given.out)
+    kinds = (rows_of_decisions, rows_of_guards, rows_of_races, rows_of_rounding)
+    found = {rows_of.__name__.removeprefix("rows_of_"): rows_of(given.runs) for rows_of in kinds}
+    write({**provenance("numpy"), "runs": given.runs, **found}, given.out)
 
 
 if __name__ == "__main__":

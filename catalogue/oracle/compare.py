@@ -66,13 +66,22 @@ _NOT_DECIDABLE = (
         "rope_scaling should have a 'rope_type' key",
         "the oracle's transformers rewrites rope_scaling for later releases",
     ),
+    ("is a per-layer attribute and may vary across layers", "the oracle's transformers is newer than the release"),
     ("has no attribute 'get_vocab'", "a reasoning parser wants the tokenizer, which the oracle does without"),
     ("tokenizer must be passed to the ReasoningParser", "a reasoning parser wants the tokenizer"),
+    ("must be an instance of MistralTokenizer", "a reasoning parser wants the tokenizer"),
     ("'NoneType' object has no attribute 'encode'", "a reasoning config wants the tokenizer"),
     ("has no attribute 'is_text_generation_model'", "a package that serves other models is asked for"),
     ("cumem allocator is not supported", "a kernel is asked for that the oracle does not have"),
     ("'function' object has no attribute", "Triton kernels are imported, which the oracle does not have"),
 )
+
+_OF_THE_MODEL = (
+    "Number of experts in the model must be greater than 0",
+    "only supports MoE models",
+    "Cannot find the config file for",
+)
+"""Refusals that read a model's config or files, even where the swapped model has none either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +253,9 @@ def compare(cases: Iterable[Mapping[str, Any]], outcomes: Mapping[str, Mapping[s
             prediction = predict(case, version, platform)
             if swapped is not None and prediction.unjudged:
                 other = swapped[case["id"]]
-                if depends := outcome["accepted"] or _gist(outcome) != _gist(other):
-                    prediction = replace(prediction, accepted=outcome["accepted"], stages=("",), exceptions=("",))
+                if depends := outcome["accepted"] or _gist(outcome) != _gist(other) or _reads_model(outcome):
+                    said = _leave_open(prediction.resolved, outcome, other)
+                    prediction = Prediction(accepted=outcome["accepted"], stages=("",), exceptions=("",), resolved=said)
                 agreement.unjudged += depends
             _count(agreement, case, outcome, prediction)
     return agreement
@@ -276,6 +286,18 @@ def _count(agreement: Agreement, case: Mapping[str, Any], outcome: Mapping[str, 
         agreement.false_refused += 1
     for name, (truth_value, said) in different.items():
         agreement.disagreements[_signature(name, outcome, prediction, truth_value, said)].append(case["id"])
+
+
+def _reads_model(outcome: Mapping[str, Any]) -> bool:
+    return any(text in outcome["message"] for text in _OF_THE_MODEL)
+
+
+def _leave_open(resolved: Mapping[str, Any], outcome: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values that `check` gives for a case that it does not judge, where they hang on nothing hidden."""
+    truth, swapped = flatten(outcome.get("resolved", {})), flatten(other.get("resolved", {}))
+    return {
+        name: value for name, value in resolved.items() if value is not None and truth.get(name) == swapped.get(name)
+    }
 
 
 def _gist(outcome: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from draftwise.knowledge.model_copies import UNKNOWN
 from draftwise.knowledge.models import read_models
 
 __all__ = [
@@ -302,7 +303,7 @@ def write_names(folder: Path, *, swapped: bool = False) -> None:
         swapped: gives each name the config of a model of another type.
     """
     known = {
-        name: {key: value for key, value in model.config.items() if key != "auto_map"}
+        name: {key: value for key, value in model.config.items() if key != "auto_map" and value != UNKNOWN}
         for model in read_models()
         for name in model.names
     }

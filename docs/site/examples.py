@@ -83,9 +83,8 @@ def find_effect(code: str, example: RuleExample) -> str:
 
 
 def _forget_rules() -> None:
-    """Empty the caches in which what a rule of the command line decides is kept."""
-    for cache in (flags._parser, flags._spellings_in):
-        cache.cache_clear()
+    """Empty the cache in which what a rule of the command line decides is kept."""
+    flags._parser.cache_clear()
 
 
 def show_example(code: str, example: RuleExample) -> str:

@@ -95,6 +95,26 @@ sglang:prompt_tokens_total{model_name="m"} 8128
 sglang:cached_tokens_total{cache_source="device",model_name="m"} 64
 sglang:cached_tokens_total{cache_source="host",model_name="m"} 8
 """
+SCHEDULERS = "".join(
+    f'sglang:{name}{{dp_rank="{dp}",engine_type="unified",tp_rank="{tp}"}} {value}\n'
+    for dp, tp, running, length in (
+        (0, 0, 4, 2.8),
+        (0, 1, 4, 2.8),
+        (1, 2, 5, 1),
+        (1, 3, 5, 1),
+        (2, 4, 0, 2),
+        (3, 6, 1, 0),
+    )
+    for name, value in (("num_running_reqs", running), ("spec_accept_length", length))
+)
+"""Two schedulers a rank that both export: one rank is idle, one has drafted nothing."""
+
+
+def test_ranks_of_sglang_are_told_by_their_first_schedulers() -> None:
+    load = parse_gauges(f"{SCHEDULERS}sglang:generation_tokens_total 7557\n")
+    assert (load.running, load.reported_length, load.lengths) == (10, None, {"0": 2.8, "1": 1.0})
+
+
 TGI = """\
 tgi_batch_current_size 3
 tgi_queue_size 2
@@ -196,6 +216,16 @@ def test_engines_of_a_page_are_read_apart() -> None:
     assert (first.sleeping, second.sleeping) == (False, True)
     assert (first.cache_dtype, second.cache_dtype) == ("fp8", None)
     assert first.adapters == second.adapters == {"sql": 1.7e9, "chat": 1.7e9}
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "9" * 9, "²"])
+def test_labels_that_are_no_numbers_of_a_server_are_passed_over(digits: str) -> None:
+    page = RANKS.replace('position="2"', f'position="{digits}"')
+    assert page != RANKS
+    assert parse_engines(page)[0].counters.spec.accepted_per_pos == (45, 30)
+    ranks = f'sglang:spec_accept_length{{tp_rank="{digits}",dp_rank="0"}} 2.5\nsglang:generation_tokens_total 5\n'
+    assert parse_engines(ranks)[0].counters.generation_tokens == 5
+    assert parse_cache_tokens(f'vllm:cache_config_info{{kv_cache_size_tokens="{"9" * 5000}"}} 1.0\n') is None
 
 
 def test_engines_add_up_to_the_page() -> None:

@@ -137,6 +137,21 @@ def test_an_old_engine_that_failed_is_understood_too() -> None:
     assert find_root_cause(lines) == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
+def test_a_worker_that_was_killed_is_the_cause_not_what_waited_for_it() -> None:
+    # As vLLM 0.32.0 for CPU wrote it when memory ran out.
+    lines = [
+        "(Worker pid=7870) INFO 11-29 23:37:43 [cpu_model_runner.py:87] Warming up model for the compilation...",
+        "(EngineCore pid=9) ERROR 11-29 23:41:55 [multiproc_executor.py:315] Worker proc VllmWorker-0 died "
+        "unexpectedly (exit code: -9), shutting down executor.",
+        "(EngineCore pid=9) ERROR 11-29 23:41:55 [core.py:1510] RuntimeError: cancelled",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ]
+    assert "VllmWorker-0 died unexpectedly (exit code: -9)" in (find_root_cause(lines) or "")
+    log = StartupLog(0)
+    log.take(lines[:1], 1)
+    assert log.doing(9) == "compiling (8 s)"
+
+
 def test_a_log_with_consequences_only_gives_the_first_of_them() -> None:
     lines = ["RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"]
     assert find_root_cause(lines) == lines[0]

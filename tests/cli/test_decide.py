@@ -1,6 +1,5 @@
-"""`draftwise decide` and `draftwise report` as a user types them, against fakes that listen on 127.0.0.1."""
+"""`draftwise decide` and `draftwise report` as a user types them, against fakes."""
 
-import asyncio
 import json
 import re
 import signal
@@ -14,7 +13,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.fake_server import FakeBackend, FakeScript
+from tests.support.gateway import running
 from tests.support.reports import UNPLOTTED
+from tests.support.virtual_network import virtual_network
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
@@ -31,29 +32,20 @@ PATIENCE_S = 300
 CONTEXT = ["--context", "hardware=2 cores", "--context", "precision=float32", "--context", "command.plain=serve"]
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[dict[str, FakeBackend]]:
-    """Serve the scripts from a thread of their own."""
+@pytest.fixture
+def urls() -> Iterator[dict[str, str]]:
+    """Serve the scripts without sockets, on virtual time."""
+    backends = {name: FakeBackend(name, script) for name, script in SCRIPTS.items()}
+    with virtual_network(*backends.values()):
+        yield {name: backend.url for name, backend in backends.items()}
+
+
+@pytest.fixture
+def listening() -> Iterator[dict[str, FakeBackend]]:
+    """Serve the scripts to other processes, in real time: no verdict may rest on that."""
     backends = {name: FakeBackend(name, script, real_time=True) for name, script in SCRIPTS.items()}
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def call(work) -> None:
-        asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_S)
-
-    for backend in backends.values():
-        call(backend.start())
-    yield backends
-    for backend in backends.values():
-        call(backend.stop())
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-
-
-@pytest.fixture(scope="module")
-def urls(servers) -> dict[str, str]:
-    return {name: backend.url for name, backend in servers.items()}
+    with running(*backends.values()):
+        yield backends
 
 
 def test_what_its_release_rejects_ends_the_command_before_a_server_starts(tmp_path) -> None:
@@ -195,6 +187,8 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         (["target", "--context", "hardwear=x"], 2, "Did you mean 'hardware'?"),
         (["target", "--context", "hardware"], 2, "--context takes KEY=VALUE"),
         (["target", "--api-key-env", "NO_SUCH_VARIABLE"], 2, "NO_SUCH_VARIABLE is not set"),
+        (["--candidate", '{"method": "ngram", "num_speculative_token": 3}'], 2, "Did you mean 'num_spec"),
+        (["--candidate", '{"metod": "ngram"}'], 2, "'metod' is not a key of the speculative config."),
     ],
 )
 def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words, tmp_path, monkeypatch) -> None:
@@ -207,10 +201,11 @@ def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words, tmp_pa
     assert "Traceback" not in result.output
 
 
-def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(servers, urls, prompts, tmp_path) -> None:
+def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(listening, prompts, tmp_path) -> None:
     """By Ctrl-C; `tests/measure/test_kills.py` ends runs by other signals."""
-    out, hold = tmp_path / "run", Hold(servers["slower"], after=4)
-    arms = ["--url", urls["plain"], "--candidate-url", urls["slower"], "--workload", prompts, "--out", str(out)]
+    out, slower = tmp_path / "run", listening["slower"]
+    hold = Hold(slower, after=4)
+    arms = ["--url", listening["plain"].url, "--candidate-url", slower.url, "--workload", prompts, "--out", str(out)]
     arms += ["--candidate", '{"method": "ngram", "num_speculative_tokens": 3}']
     arms += ["--warmup", "1", "--repeats", "3", "--no-adaptive"]
     process = subprocess.Popen(
@@ -239,13 +234,14 @@ def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(servers, urls, 
     lines = (out / "requests.jsonl").read_text().splitlines()
     assert lines[: len(kept)] == kept
     assert len({(row["arm"], row["repeat"], row["prompt_id"]) for row in map(json.loads, lines)}) == 48
-    assert "reject" in result.stdout
+    assert re.search(r"^own +ngram k=3 +\w", result.stdout, re.MULTILINE), "a verdict, whichever"
 
 
-def test_deciding_on_running_servers_does_not_import_torch(urls, prompts, tmp_path) -> None:
+def test_deciding_on_running_servers_does_not_import_torch(listening, prompts, tmp_path) -> None:
     code = "import sys; from draftwise.cli import main; main(sys.argv[1:], standalone_mode=False)"
     code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"
-    arms = ["decide", "--url", urls["plain"], "--candidate-url", urls["faster"], "--workload", prompts]
+    urls = ["--url", listening["plain"].url, "--candidate-url", listening["faster"].url]
+    arms = ["decide", *urls, "--workload", prompts]
     short = ["--prompts", "1", "--repeats", "1", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", code, *arms, *short], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "False"

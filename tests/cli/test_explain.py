@@ -38,12 +38,19 @@ def explained(name):
         ("k-by-cost", "advice"),
         ("disable_by_batch_size", "key"),
         ("--tensor-parallel-size", "flag"),
+        ("--tensor-parallel-size=2", "flag"),
+        ("--speculative-eagle-topk 4 --max-num-seqs -1", "flag"),
+        ('--speculative-config {"method": "ngram"}', "flag"),
         ("LlamaForCausalLM", "architecture"),
         ("vllm:spec_decode_num_drafts_total", "metric"),
     ],
 )
 def test_every_kind_of_name_is_found(name, kind):
     assert kind in {each["kind"] for each in explained(name)}
+
+
+def test_a_flag_that_is_given_twice_is_explained_once():
+    assert len(explained("--max-num-seqs 4 --max-num-seqs 5")) == len(explained("--max-num-seqs 4"))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +99,8 @@ def test_what_old_guides_name_is_explained_by_what_there_is_now(name: str, kind:
         ("prefix caching", "idea", "prefill"),
         ("not-best", "idea", "another candidate"),
         ("hybrid-prefix-cache-mtp-corrupts", "defect", "vllm-project/vllm#53912"),
+        ("--speculative-eagle-topk", "flag", "A flag of SGLang, not of vLLM."),
+        ("--draft-max", "flag", "A flag of llama.cpp, not of vLLM. In vLLM, set num_speculative_tokens in"),
     ],
 )
 def test_words_of_the_field_and_variables_are_explained(name: str, kind: str, said: str) -> None:
@@ -315,6 +324,8 @@ def test_every_term_of_the_glossary_and_every_alert_can_be_explained() -> None:
     ("why is it slower with speculative decoding", "fell-below-break-even"),
     ("Acceptance rate dropped after upgrade?", "after-upgrade"),
     ("what is k", "k"),
+    ("what must be set to use eagle3?", "eagle3"),
+    ("which flags must not be combined with eagle3?", "flags-refused"),
     ("how do I roll back", "rollback"),
     ("nothing accepted since the server was asleep", "woke-without-weights"),
     ("requests queue up since I enabled eagle3", "queue-grew"),
@@ -408,3 +419,20 @@ def test_a_message_with_words_left_out_is_found_and_other_words_find_none() -> N
 def test_a_refused_key_is_explained_with_its_releases(text: str) -> None:
     (found,) = [each for each in explain(text) if each.name == "disable_by_batch_size"]
     assert str(found.history[-1].until) == "0.16.0"
+
+
+def test_an_architecture_that_a_release_lacks_is_explained_with_its_releases() -> None:
+    found = explain("Value error, Model architectures ['DFlash2DraftModel'] are not supported for now.")
+    (told,) = [each for each in found if each.kind == "architecture"]
+    assert (told.name, told.history[-1].until) == ("DFlash2DraftModel", None)
+
+
+@pytest.mark.parametrize(
+    ("end", "advice"),
+    [("(40) must be divisible by tensor parallel size (3).", "divisor of 40."), ("(40", "divisor of <heads>.")],
+)
+def test_the_fix_of_a_pasted_message_has_its_values_and_a_placeholder_only_without(end: str, advice: str) -> None:
+    (found,) = explain(f"ValueError: Total number of attention heads {end}")
+    assert advice in found.text
+    assert re.findall(r"<\w+>|\{\w+\}", found.text) == re.findall(r"<\w+>", advice)
+    assert found.text.count("Tensor parallelism splits query heads evenly.") == 1

@@ -15,9 +15,11 @@ from tests.support.made_calibrations import NGRAM, make_calibration, make_profil
 from tests.support.made_runs import closed, gains, make_run, save_run, workload
 
 import draftwise
-from draftwise.cli import main
+from draftwise.cli import calibrate_command, main
 from draftwise.core import Calibration, Condition, SpecConfig
+from draftwise.measure.calibrating import find_points
 from draftwise.runs.documents import read_calibration, write_document
+from draftwise.verbs.calibrate import CalibrateResult
 from draftwise.verbs.loads import make_conditions
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -176,11 +178,35 @@ def test_a_run_becomes_a_calibration(measured: Path, tmp_path: Path) -> None:
     check_schema("calibrate", json.loads(out.read_text()))
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_answers_that_came_at_one_time_show_no_steps(every: int) -> None:
+    made = make_run({"ngram k=3": gains(1.5)})
+    answers = [
+        replace(
+            each,
+            timing=replace(each.timing, chunks=tuple((each.timing.chunks[0][0], n) for _, n in each.timing.chunks)),
+        )
+        if number % every == 0
+        else each
+        for number, each in enumerate(made.answers)
+    ]
+    points = find_points(replace(made, answers=tuple(answers)), {"ngram k=3": 3})
+    assert bool(points) == (every > 1)
+    assert all(each.step_ms > 0 and each.batch >= 1 for each in points)
+
+
 def test_a_run_whose_model_is_not_known_asks_for_it(measured: Path, tmp_path: Path) -> None:
     result = run("calibrate", "--from", measured, "--out", tmp_path / "calibration.json")
     assert result.exit_code == 2
     assert "--target" in result.stderr
     assert not (tmp_path / "calibration.json").exists()
+
+
+def test_a_calibration_that_was_stopped_names_all_that_goes_on_with_it(tmp_path: Path, monkeypatch) -> None:
+    stopped = CalibrateResult(calibration=make_calibration(), directory=Path("a run"), is_finished=False)
+    monkeypatch.setattr(calibrate_command, "run_measurement", lambda verb, request: (stopped, None))
+    result = run("calibrate", "--url", "http://127.0.0.1:9", "--target", LLAMA, "--out", "my c.json")
+    assert "draftwise calibrate --resume 'a run' --out 'my c.json'\n" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.fake_server import FakeBackend, FakeScript
-from tests.support.gateway import Gateway, running
+from tests.support.gateway import Gateway
+from tests.support.virtual_network import virtual_network
 
 from draftwise.cli import main
 
-pytestmark = pytest.mark.usefixtures("unplotted")
+pytestmark = pytest.mark.usefixtures("undisturbed", "unplotted")
 
 PLAIN = FakeScript(first_token_s=0.004, step_s=0.004)
 FASTER = FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,))
@@ -33,11 +34,11 @@ def prompts(tmp_path: Path) -> str:
 def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeBackend, FakeBackend, Gateway]]:
     """A plain server that is reached directly, a faster one, and the gateway in front of the latter."""
     monkeypatch.setenv("TEAM_KEY", SECRET)
-    plain, faster = (FakeBackend(name, each, real_time=True) for name, each in (("plain", PLAIN), ("f", FASTER)))
-    with running(plain, faster):
+    plain, faster = (FakeBackend(name, each) for name, each in (("plain", PLAIN), ("f", FASTER)))
+    with virtual_network(plain, faster) as network:
         gateway = Gateway({"": faster.url}, wants=("x-team", SECRET))
-        with running(gateway):
-            yield plain, faster, gateway
+        network.join(gateway)
+        yield plain, faster, gateway
 
 
 def decide(*arguments: str) -> Result:
@@ -101,13 +102,13 @@ def test_exchanged_pages_of_counters_block(behind, prompts, tmp_path) -> None:
 
 def test_exchanged_urls_do_not_pass_without_counters(prompts, tmp_path) -> None:
     """Speculation that loses, with the URLs exchanged: the plain server must not be adopted as the speculating one."""
-    plain, slower = (FakeBackend(name, each, real_time=True) for name, each in (("p", PLAIN), ("s", SLOWER)))
-    with running(plain, slower):
+    plain, slower = (FakeBackend(name, each) for name, each in (("p", PLAIN), ("s", SLOWER)))
+    out = tmp_path / "run"
+    with virtual_network(plain, slower) as network:
         one, other = Gateway({"": plain.url}), Gateway({"": slower.url})
-        with running(one, other):
-            out = tmp_path / "run"
-            arms = ["--url", other.url, "--candidate-url", one.url]
-            result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
+        network.join(one, other)
+        arms = ["--url", other.url, "--candidate-url", one.url]
+        result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
     assert result.exit_code == 1, result.output
     assert "Adopt" not in result.stdout
     assert summary_of(out)["comparisons"][0]["verdict"] != "adopt"
@@ -116,13 +117,13 @@ def test_exchanged_urls_do_not_pass_without_counters(prompts, tmp_path) -> None:
 
 def test_one_address_leads_to_the_server_that_the_host_names(prompts, tmp_path) -> None:
     """As an ingress of KServe does; both arms have one URL."""
-    plain, faster = (FakeBackend(name, each, real_time=True) for name, each in (("p", PLAIN), ("f", FASTER)))
-    with running(plain, faster):
+    plain, faster = (FakeBackend(name, each) for name, each in (("p", PLAIN), ("f", FASTER)))
+    with virtual_network(plain, faster) as network:
         gateway = Gateway({"plain.example": plain.url, "fast.example": faster.url})
-        with running(gateway):
-            hosts = ["--header", "plain=Host: plain.example", "--header", "fast=Host: fast.example"]
-            arms = ["--url", gateway.url, "--candidate-url", gateway.url, *hosts]
-            result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(tmp_path / "run"))
+        network.join(gateway)
+        hosts = ["--header", "plain=Host: plain.example", "--header", "fast=Host: fast.example"]
+        arms = ["--url", gateway.url, "--candidate-url", gateway.url, *hosts]
+        result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(tmp_path / "run"))
     assert result.exit_code == 0, result.output
     found = summary_of(tmp_path / "run")
     assert not codes(found) & {"same-server", "not-speculating", "plain-speculates"}

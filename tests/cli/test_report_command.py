@@ -112,5 +112,5 @@ def test_a_faster_machine_is_not_like_for_like_unless_asked(run: Path, tmp_path:
     )
     path = save_run(tmp_path / "other", other)
     assert "NOT LIKE FOR LIKE: the two also differ in hardware" in call("compare", run, path).stdout
-    assert "If you changed this on purpose too, add --changed hardware." in call("compare", run, path).stdout
+    assert "If you changed this on purpose too, pass --changed hardware." in call("compare", run, path).stdout
     assert call("compare", run, path, "--changed", "hardware").exit_code == 0

@@ -43,6 +43,15 @@ def deploy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("flags", [f"--model {LLAMA} -tp 2", f"-tp 2 --model {LLAMA}", f"-tp=2 --model={LLAMA}"])
+@pytest.mark.parametrize("verb", [("check",), ("size", "--gpu", "H200")])
+def test_flags_of_vllm_in_one_quoted_text_are_a_command(verb: tuple[str, ...], flags: str) -> None:
+    result = run(*verb, "--json", f"{flags} --speculative-config '{NGRAM}'", "--vllm", "0.33.0")
+    assert result.exit_code == 0, result.output
+    assert LLAMA in result.stdout
+    assert "ngram" in result.stdout
+
+
 @pytest.mark.parametrize(
     "source",
     ["deploy/prod/vllm.yaml", "configs.json", "./model", "/mnt/models/llama", "deploy/*.yaml", "a/b/c", "run.sh", "x/"],

@@ -114,6 +114,7 @@ def test_a_log_is_read_to_its_end_and_again_from_standard_input() -> None:
     piped = CliRunner().invoke(main, ["watch", "--log", "-"], input=LOG.read_text())
     assert piped.output == done.output
     assert run("--log", "/nowhere").exit_code == 2
+    assert "--plain URL" not in done.output  # which a log does not take
 
 
 def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
@@ -130,6 +131,8 @@ def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
         (["http://a", "--json", "--live"], "not both"),
         (["http://a", "--probe"], "needs a --baseline with a probe"),
         (["--log", "-", "--record-baseline", "b.json"], "send requests to servers: give their URLs"),
+        (["--log", "-", "--plain", "http://b"], "--plain is read with URLs of servers only"),
+        (["--prometheus", "http://b", "--plain", "http://c"], "--plain is read with URLs of servers only"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
@@ -179,7 +182,8 @@ def test_what_is_wrong_is_said_with_what_it_rests_on_and_how_to_find_out_more(ba
     assert "acceptance length 1.18, expected 1.88" in done.output
     assert "draftwise watch http" in done.output
     first, *rest = printed["findings"]
-    assert (first["code"], first["settles"]) == ("acceptance-fell", f"draftwise watch {url} --probe")
+    settles = f"draftwise watch {url} --baseline baseline.json --probe"
+    assert (first["code"], first["settles"]) == ("acceptance-fell", settles)
     assert {"traffic-changed", "drafter-changed"} <= set(first["candidates"])
     assert {each["code"]: each.get("follows_from") for each in rest} == {
         "fell-below-break-even": "acceptance-fell",

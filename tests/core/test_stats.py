@@ -55,6 +55,21 @@ def test_more_accepted_than_drafted_is_refused() -> None:
         stats_of(drafted=2, accepted=3)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_positions_that_one_of_two_does_not_tell_are_unknown_of_both(sign: int) -> None:
+    told, untold = stats_of(drafted=3, accepted=2), SpecStats(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
+    for a, b in ((told, untold), (untold, told)):
+        both = a + b if sign > 0 else a - b
+        assert (both.num_accepted_tokens, both.accepted_per_pos, both.drafted_per_pos) == (
+            a.num_accepted_tokens + sign * b.num_accepted_tokens, (), ()
+        )  # fmt: skip
+        assert both.rate_per_pos == both.rate_per_reached_pos == ()
+    assert (told + untold + told).rate_per_pos == ()
+    nothing = SpecStats(num_drafts=1, num_draft_tokens=3)  # what is shown from its first increment on only
+    assert (told + nothing).rate_per_pos == (0.5, 0.5, 0.0)
+    assert (told + SpecStats()).rate_per_pos == (1.0, 1.0, 0.0)
+
+
 def test_what_one_turn_does_not_report_is_unknown_of_all() -> None:
     one, other = Counters(spec=stats_of(drafted=2, accepted=1), generation_tokens=5, prefix_queries=8), Counters()
     assert Counters.total([one, one]).generation_tokens == 10

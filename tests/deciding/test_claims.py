@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.support.made_runs import Truth, arm, gains, make_run, workload
 
-from draftwise.core import Arm, Comparison, Estimate, Origin, Run, Settled, Verdict
+from draftwise.core import Arm, CellLook, Comparison, Estimate, Origin, Run, Settled, Verdict
 from draftwise.deciding.conclusions import conclude_run, gather_evidence
 from draftwise.reporting.sentences import describe_decision, describe_reason
 from draftwise.reporting.summary import summarise
@@ -107,3 +107,15 @@ def test_a_log_whose_gain_depends_on_the_place_says_where() -> None:
     assert each.log_itself.high - each.log_itself.low < each.speedup.high - each.speedup.low
     even = make_run({"ngram k=3": gains(1.2)}, workloads=[whole], repeats=1)
     assert all(finding.code != "gain-depends-on-place" for finding in gather_evidence(even).comparisons[0].findings)
+
+
+def test_those_that_left_for_lack_of_time_and_came_back_stop_early_by_the_last_word() -> None:
+    run = run_of(1.2, prompts=30)
+    place = {"workload": "code", "condition": "c=1", "candidate": "ngram k=3"}
+    looks = tuple(CellLook(**place, pairs=count, planned=60) for count in (20, 30))
+    end = Settled(**place, passes=0, blocks=30, reason="settled")
+    once = judged(replace(run, looks=looks, settled=(end,)))
+    assert judged(replace(run, looks=looks, settled=(replace(end, blocks=11, reason="no-time"), end))) == once
+    assert once.deciding.low < judged(replace(run, looks=looks)).deciding.low, (
+        "less of the error is spent before the end"
+    )

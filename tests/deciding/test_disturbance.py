@@ -194,6 +194,17 @@ def test_what_the_machine_says(used: Mapping[str, float], cores: int, words: str
     assert all(words in each.reason for each in found if words)
 
 
+def test_a_neighbor_that_is_always_there_disturbs_no_turn() -> None:
+    """It gets from half a core to a whole one, by what the servers leave; what comes on top of it disturbs."""
+
+    def used(turn: TurnRecord) -> Mapping[str, float]:
+        gets = 1.6 if place(turn) == ("plain", 2, 4) else (0.5, 0.55, 0.6, 1.0)[turn.turn % 4]
+        return {"busy_s": 2.0, "own_s": 2.0 - gets, "waited_s": 0.9}
+
+    (found,) = find_disturbances(with_machine(make_run(ARMS), used), Thresholds())
+    assert (found.arm, found.reason) == ("plain", "other processes used 1.60 of this machine's 2 cores")
+
+
 def test_without_pressure_information_a_machine_with_an_idle_core_is_not_crowded() -> None:
     def used(turn: TurnRecord, busy_s: float) -> Mapping[str, float]:
         return {"busy_s": busy_s, "own_s": 1.0} if place(turn) == ("plain", 2, 4) else {}
@@ -257,6 +268,15 @@ def test_a_verdict_that_stands_only_without_what_its_pace_set_aside_is_none(fact
     assert (found.reason.code, found.reason.values["prompt"]) == (ReasonCode.LOST_BY_PACE, "code-7")
 
 
+def test_of_a_loss_with_and_without_what_its_pace_set_aside_the_weaker_word_stands() -> None:
+    truths = {"plain": Truth(), "ngram k=3": gains(0.95)}
+    run = make_run(truths, workloads=[workload(num_prompts=20)], repeats=1)
+    assert conclude_run(run).decision.comparisons[0].verdict is Verdict.REJECT
+    run = slow(run, 2.0, lambda each: (each.arm, each.prompt_id) == ("ngram k=3", "code-7"))
+    found = conclude_run(run).decision.comparisons[0]
+    assert (found.num_prompts, found.verdict, found.reason.code) == (19, Verdict.NO_GAIN, ReasonCode.NO_GAIN)
+
+
 def test_a_server_slow_from_some_turn_on_was_not_disturbed_turn_by_turn() -> None:
     """What its pace sets aside of a server that is slow in the end is its pace from then on."""
     truths = {"plain": Truth(), "ngram k=3": gains(1.3)}
@@ -266,6 +286,21 @@ def test_a_server_slow_from_some_turn_on_was_not_disturbed_turn_by_turn() -> Non
     found = conclude_run(run)
     assert len(found.run.set_aside) == 2 * len(late)
     assert found.decision.comparisons[0].verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("drafts", "code"), [(1, ReasonCode.PACE_CHANGED), (2, ReasonCode.GAIN)])
+def test_steps_that_draft_more_take_longer_at_the_same_pace(drafts: int, code: ReasonCode) -> None:
+    truths = {"plain": Truth(), "ngram k=3": gains(1.3)}
+    run = make_run(truths, workloads=[workload(num_prompts=40)], repeats=1)
+    late = sorted(turn.turn for turn in run.turns if turn.arm == "ngram k=3")[20:]
+    run = slow(run, 1.2, lambda each: each.turn in late)
+
+    def draft(turn: TurnRecord) -> TurnRecord:
+        spec = replace(turn.counters.spec, num_draft_tokens=drafts * turn.counters.spec.num_draft_tokens)
+        return replace(turn, counters=replace(turn.counters, spec=spec)) if turn.turn in late else turn
+
+    found = conclude_run(replace(run, turns=tuple(map(draft, run.turns)))).decision.comparisons[0]
+    assert found.reason.code is code
 
 
 def remembering_run() -> tuple[Run, list[TurnRecord]]:

@@ -266,7 +266,7 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]
         yield found
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
         for pool in (spec, plain):
             pool.stop()
 

@@ -92,7 +92,7 @@ def test_what_nobody_measured_scales_nothing(evidence: RunEvidence) -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_prometheus_counts_the_requests_of_the_twin_alone(tmp_path: Path) -> None:
-    """Two replicas that speculate, one that does not, and another service's."""
+    """Two replicas that speculate, one that does not, another service's, and one in another namespace."""
     found = read_triggers(scaled())
     rules = [{"record": name.replace("-", "_"), "expr": each["query"]} for name, each in found.items()]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "scaling", "rules": rules}]}))
@@ -103,14 +103,16 @@ def test_prometheus_counts_the_requests_of_the_twin_alone(tmp_path: Path) -> Non
         ("spec", "b", ORDER.service, 33, 0),
         ("plain", "c", ORDER.service, 5, 1),
         ("spec", "d", "other", 9, 9),
+        ("spec", "e", ORDER.service, 9, 9),
     ]
     series = [
         {
             "series": f'vllm:num_requests_{what}{{service="{service}",deployment="{names[pool]}",'
-            f'revision="{revisions[pool]}",pool="{pool}",instance="{pod}"}}',
+            f'revision="{revisions[pool]}",pool="{pool}",namespace="{namespace}",instance="{pod}"}}',
             "values": f"{count}x3",
         }
         for pool, pod, service, *counts in pods
+        for namespace in ["staging" if pod == "e" else "default"]
         for what, count in zip(("running", "waiting"), counts, strict=True)
     ]
     wanted = [

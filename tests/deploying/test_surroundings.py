@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import yaml
 from tests.support.adopted import IMAGES
 
-from draftwise.core import InvalidSetup
+from draftwise.core import Finding, InvalidSetup
 from draftwise.deploying import TARGETS
+from draftwise.deploying.api_server import read_quantity
 from draftwise.deploying.surroundings import read_surroundings
 from draftwise.verbs.deploy import DeployRequest, WrittenFolder, deploy
 from draftwise.verbs.sources import find_sources
@@ -424,3 +426,180 @@ def test_ray_in_python_scales_to_zero_too(deployment: str, empty: bool, tmp_path
     )
     reading = find_sources(DeployRequest(str(source))).read(None).require_one()
     assert read_surroundings(reading).may_be_empty == empty
+
+
+@pytest.mark.parametrize("to", ["kubernetes", "leaderworkerset", "argo-rollouts"])
+@pytest.mark.parametrize(
+    ("name", "path", "resources"),
+    [
+        ("shm", "/dev/shm", {"limits": {"memory": "16Gi", "cpu": "2"}}),
+        ("dshm", "/dev/shm", {"requests": {"memory": "640Gi", "cpu": "90"}}),
+        ("cache", "/root/.cache", {"limits": {"memory": "160Gi"}, "requests": {"memory": "64Gi"}}),
+    ],
+)
+def test_no_path_is_mounted_twice_and_no_request_is_above_its_limit(
+    name: str, path: str, resources: dict[str, dict[str, str]], to: str, tmp_path: Path
+) -> None:
+    container = {
+        "name": "vllm", "image": "vllm/vllm-openai:v0.26.0", "args": ["--model", MODEL],
+        "volumeMounts": [{"mountPath": path, "name": name}], "resources": resources,
+    }  # fmt: skip
+    pod = {"containers": [container], "volumes": [{"name": name, "emptyDir": {"medium": "Memory"}}]}
+    source, out = tmp_path / "source.yaml", tmp_path / "out"
+    source.write_text(yaml.safe_dump(_deployment(template={"metadata": {"labels": {"app": "chat"}}, "spec": pod})))
+    deploy.run(DeployRequest(str(source), to=to, out=out, speculative_config=SPEC, gpu="H200", observe=False))
+    texts = [file.read_text() for file in out.glob("*.yaml")]
+    found = [each for text in texts for document in yaml.safe_load_all(text) for each in _find_mounting(document)]
+    assert found
+    for each in found:
+        paths = [mount["mountPath"] for mount in each["volumeMounts"]]
+        assert sorted(set(paths)) == sorted(paths)
+        given, most = each["resources"]["requests"], each["resources"]["limits"]
+        for kind in given.keys() & most.keys():
+            assert (read_quantity(given[kind]) or 0) <= (read_quantity(most[kind]) or 0), kind
+        for part, wanted in resources.items():
+            assert wanted.items() <= each["resources"][part].items()
+
+
+RUNTIME = f"""
+apiVersion: serving.kserve.io/v1alpha1
+kind: ServingRuntime
+metadata: {{name: own}}
+spec:
+  containers:
+  - name: kserve-container
+    image: vllm/vllm-openai:v0.26.0
+    args: [--model, {MODEL}]
+    volumeMounts: [{{name: shm, mountPath: /run/shm}}, {{name: cache, mountPath: /data}}]
+  volumes: [{{name: shm, emptyDir: {{}}}}, {{name: cache, emptyDir: {{}}}}]
+---
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {{name: llama}}
+spec:
+  predictor:
+    model: {{runtime: own, modelFormat: {{name: vLLM}}, volumeMounts: [{{name: cache, mountPath: /root/.cache/vllm}}]}}
+    volumes: [{{name: cache, persistentVolumeClaim: {{claimName: compiled}}}}]
+"""
+
+
+@pytest.mark.parametrize(("to", "layout"), [("kubernetes", None), ("kserve", "storage-uris")])
+def test_the_files_own_volumes_have_names_that_no_source_has(to: str, layout: str | None, tmp_path: Path) -> None:
+    source, out = tmp_path / "source.yaml", tmp_path / "out"
+    source.write_text(RUNTIME)
+    request = DeployRequest(str(source), to=to, layout=layout, out=out, speculative_config=SPEC, gpu="H200")
+    deploy.run(replace(request, observe=False))
+    written = list(yaml.safe_load_all((out / "spec.yaml").read_text()))
+    volumes = [each for document in written for each in _find_volumes(document)]
+    of_source = {"shm": "emptyDir", "cache": "persistentVolumeClaim"}  # of two with one name, the service's counts
+    assert [of_source[each["name"]] in each for each in volumes if not each["name"].startswith("draftwise-")] == [
+        True, True
+    ]  # fmt: skip
+    mounts = {mount["mountPath"]: mount["name"] for document in written for each in _find_mounting(document)
+              for mount in each["volumeMounts"]}  # fmt: skip
+    assert (mounts["/run/shm"], mounts["/data"], mounts["/root/.cache/vllm"]) == ("shm", "cache", "cache")
+    assert mounts["/dev/shm"] == "draftwise-shm"
+
+
+def _find_volumes(value: object) -> Iterator[dict[str, object]]:
+    if isinstance(value, dict):
+        yield from value.get("volumes", ()) if isinstance(value.get("volumes"), list) else ()
+        for each in value.values():
+            yield from _find_volumes(each)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "told"),
+    [
+        ("pod.yaml", "limits: {memory: 8Gi, cpu: 500m}", {"memory to 8Gi": "27 GiB.", "CPUs to 500m": "4."}),
+        ("pod.yaml", "limits: {memory: 64Gi, cpu: 16}", {}),
+        ("pod.yaml", "requests: {memory: 8Gi, cpu: 1}", {}),
+        ("compose.yaml", "mem_limit: 900m", {"memory to 900m": "27 GiB."}),
+        ("compose.yaml", "cpus: 1.5", {"CPUs to 1.5": "4."}),
+        ("compose.yaml", "mem_limit: ${MEM:-8g}", {"memory to ${MEM:-8g}": "27 GiB."}),
+        ("compose.yaml", "mem_limit: ${MEM:-64g}", {}),
+        ("compose.yaml", "deploy: {resources: {limits: {memory: 8gb, cpus: '64'}}}", {"memory to 8gb": "27 GiB."}),
+        ("compose.yaml", "mem_limit: 640g", {}),
+        ("vllm.service", "MemoryMax=8G", {"memory to 8G": "27 GiB."}),
+        ("vllm.service", "CPUQuota=150%", {"CPUs to 150%": "4."}),
+        ("vllm.service", "MemoryMax=80%", {}),
+        ("vllm.service", "MemoryMax=infinity", {}),
+    ],
+)
+def test_a_limit_below_what_the_server_needs_is_told(
+    name: str, limits: str, told: dict[str, str], tmp_path: Path
+) -> None:
+    platforms = {"pod.yaml": "kubernetes", "compose.yaml": "compose", "vllm.service": "systemd"}
+    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.26.0", "args": ["--model", MODEL]}
+    service = f"image: {container['image']}\n    command: [--model, {MODEL}]"
+    texts = {
+        "compose.yaml": f"services:\n  vllm:\n    {service}\n    {limits}",
+        "vllm.service": f"[Service]\nExecStart=/usr/bin/vllm serve {MODEL}\n{limits}",
+    }
+    if name == "pod.yaml":
+        small = {"name": "logs", "image": "log:1", "resources": {"limits": {"memory": "9Mi", "cpu": "10m"}}}
+        pod = {"containers": [{**container, "resources": yaml.safe_load(limits)}, small]}
+        texts[name] = yaml.safe_dump(_deployment(template={"metadata": {"labels": {"app": "chat"}}, "spec": pod}))
+    source = tmp_path / name
+    source.write_text(texts[name] + "\n")
+
+    def find(to: str) -> list[Finding]:
+        out = tmp_path / to
+        request = DeployRequest(str(source), to=to, out=out, speculative_config=SPEC, gpu="H200", vllm="0.26.0")
+        answer = deploy.run(replace(request, observe=False)).answer
+        assert isinstance(answer, WrittenFolder)
+        return [each for each in answer.limits if each.code == "limit-too-small"]
+
+    found = {
+        each.message.split(" (")[0].split("limits ")[1]: each.fix.split("it, to ")[1] for each in find(platforms[name])
+    }
+    assert found == told
+    assert name != "compose.yaml" or not find("kubernetes")  # whose files do not carry it, as another warning says
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("", ["limit-open"]), ("MEM=8", ["limit-too-small"]), ("MEM=64", []), ("MEM=", ["limit-open"])]
+)
+def test_a_limit_in_a_variable_is_read_or_told(given: str, told: list[str], tmp_path: Path) -> None:
+    source = tmp_path / "compose.yaml"
+    command = f"image: vllm/vllm-openai:v0.26.0, command: [--model, {MODEL}]"
+    source.write_text(f'services: {{vllm: {{{command}, mem_limit: "${{MEM:?set it}}g"}}}}\n')
+    (tmp_path / ".env").write_text(given)
+    request = DeployRequest(str(source), to="compose", out=tmp_path / "out", speculative_config=SPEC, gpu="H200")
+    answer = deploy.run(replace(request, observe=False)).answer
+    assert isinstance(answer, WrittenFolder)
+    assert [each.code for each in answer.limits if each.code.startswith("limit-")] == told
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_draftwises_own_files_have_no_limit_that_is_too_small(to: str, tmp_path: Path) -> None:
+    request = DeployRequest(MODEL, to=to, out=tmp_path / "own", speculative_config=SPEC, gpu="H200", vllm="0.26.0")
+    request = replace(request, image=IMAGES.get(to, ""), observe=False)
+    deploy.run(request)
+    (own,) = (tmp_path / "own").glob("spec.[ys]*")
+    answer = deploy.run(replace(request, sources=str(own), out=tmp_path / "out")).answer
+    assert isinstance(answer, WrittenFolder)
+    assert [each for each in answer.limits if each.code == "limit-too-small"] == []
+
+
+def test_a_mount_inside_another_one_of_the_source_stays(tmp_path: Path) -> None:
+    mounts = [{"mountPath": "/models/a", "name": "a"}, {"mountPath": "/models", "name": "b"}]
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.26.0",
+        "args": ["--model", MODEL],
+        "volumeMounts": mounts,
+    }
+    pod = {"containers": [container], "volumes": [{"name": name, "emptyDir": {}} for name in "ab"]}
+    source, out = tmp_path / "source.yaml", tmp_path / "out"
+    source.write_text(yaml.safe_dump(_deployment(template={"metadata": {"labels": {"app": "chat"}}, "spec": pod})))
+    deploy.run(DeployRequest(str(source), to="kubernetes", out=out, speculative_config=SPEC, gpu="H200", observe=False))
+    (found, *_) = _find_mounting(yaml.safe_load((out / "spec.yaml").read_text().partition("\n---")[0]))
+    assert all(each in found["volumeMounts"] for each in mounts)
+
+
+def _find_mounting(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict) and "volumeMounts" in value:
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _find_mounting(each)

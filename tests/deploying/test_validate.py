@@ -240,3 +240,13 @@ def test_a_schema_is_reduced_to_what_decides() -> None:
 def test_planted_faults_are_found_without_a_server(name: str) -> None:
     """`catalogue.api_server` asks a real one the same."""
     assert list(validate(plant(name)))
+
+
+def test_what_an_api_server_sets_is_known_in_every_object() -> None:
+    """Files that kubectl printed have it."""
+    for document in (SERVICE, DEPLOYMENT):
+        changed = deepcopy(document)
+        changed["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "uid": "1", "generation": 1}
+        assert list(validate(changed)) == list(validate(document))
+        changed["metadata"]["creationTimestmp"] = ""
+        assert "field-unknown" in {each.code for each in validate(changed)}

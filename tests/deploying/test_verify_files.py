@@ -259,3 +259,24 @@ def test_a_field_that_no_kind_knows_is_found_before_a_server_drops_it(tmp_path: 
     file = tmp_path / "out" / "spec.yaml"
     file.write_text(file.read_text().replace("  predictor:\n", "  predictors: {}\n  predictor:\n"))
     assert "field-unknown" in codes(file)
+
+
+def test_one_of_several_servers_is_compared(spec: Path) -> None:
+    other = spec.with_name("plain.yaml").read_text()
+    several = spec.with_name("several.yaml")
+    several.write_text(f"{spec.read_text()}---\n{other}")
+    assert "several-servers" in codes(several)
+    assert run(several, "--select", "llama").exit_code == 0
+    assert "not-as-ordered" in codes(several, "--select", "llama-plain")
+    assert run(several, "--select", "nobody").exit_code == 2
+    for words in ((spec.parent,), ("http://127.0.0.1:1",), ("--log", several, "--setup", several)):
+        assert "apply to a single file" in run(*words, "--select", "llama").output
+
+
+def test_all_servers_of_one_command_are_compared(spec: Path) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 5}'
+    loop = spec.with_name("run.sh")
+    for words, code in (("--max-num-seqs 8", 1), ("", 0)):
+        text = f"  N=$N vllm serve {SETUP.target} {words} \\\n    --speculative-config '{config}' &\n"
+        loop.write_text(f"for N in 1 2; do\n{text}done\n")
+        assert run(loop, "--setup", spec.with_name("setup.json")).exit_code == code

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.extract import choices, engine, gpu_limits, model_registry, mtp_remap, server_surface, speculative
+from draftwise.extract import (
+    choices,
+    config_checks,
+    engine,
+    gpu_limits,
+    model_registry,
+    mtp_remap,
+    server_surface,
+    speculative,
+)
 from draftwise.extract.dataclass_fields import fields_of, type_text
 from draftwise.extract.expressions import UNKNOWN, evaluate, literal, written
 from draftwise.extract.tree import NotFound, Tree
@@ -349,6 +358,42 @@ def test_flags_follow_fields_and_plain_arguments(wheel: Wheel) -> None:
     assert rows["--names"]["kind"] == "list"
     assert rows["--extra"] == {"kind": "json", "type": "dict", "default": {}}
     assert rows["--quiet"] == {"kind": "switch", "type": "bool", "default": False}
+
+
+def test_a_check_that_is_called_after_the_fields_are_set_is_named(wheel: Wheel) -> None:
+    tree = _tree(
+        wheel,
+        {
+            "vllm/config/made.py": """
+                @config
+                class MadeConfig:
+                    size: int = 3
+                    def verify_size(self):
+                        if self.size > 3:
+                            raise ValueError("too large")
+            """,
+            "vllm/engine/arg_utils.py": """
+                import copy
+                from vllm.config.made import MadeConfig
+                @dataclass
+                class EngineArgs:
+                    size: int = 3
+                    made_config: MadeConfig = get_field(C, "made")
+                    other_config: MadeConfig = get_field(C, "other")
+                    @staticmethod
+                    def add_cli_args(parser):
+                        pass
+                    def create_engine_config(self):
+                        made_config = copy.deepcopy(self.made_config)
+                        made_config.size = self.size
+                        made_config.verify_size()
+                        other_config = copy.deepcopy(self.other_config)
+                        other_config.size = self.size
+            """,
+        },
+    )
+    ((_, (row, _)),) = config_checks.config_arguments(tree).items()
+    assert row == {"value": "size", "when": "True", "assigned": True, "validated": "verify_size"}
 
 
 def test_sampling_parameters_under_speculation(wheel: Wheel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.combinations import tries
 from tests.support.guarding import EVERY_S, RULES, reading, window
 
+from draftwise.core import SpecStats, Sums, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding.guard_state import State
 from draftwise.guarding.service_guard import find_alarms
@@ -349,6 +351,81 @@ def test_one_bad_replica_of_three_is_no_reason_to_take_the_service_back(can: fro
     asked = [*service.proposed, *(action for _, action in service.done)]
     assert {name for action in asked for name in action.replicas} == {"a"}
     assert Step.RESTART in {action.step for action in asked}
+
+
+@pytest.mark.parametrize(
+    ("positions", "costs", "running", "steps"),
+    [
+        (7, 2.0, 30, [Step.SHIFT]),  # 1.9 tokens for a step of twice a plain one's time
+        (7, 1.5, 30, []),
+        (7, 2.0, 90, []),  # the plain replica has another load: nothing is known
+        (3, 2.0, 30, []),  # the run's k: what its steps cost was measured
+    ],
+)
+def test_with_another_k_than_the_runs_a_replica_is_held_to_the_time_of_its_steps(
+    positions: int, costs: float, running: float, steps: list[Step]
+):
+    service = Service(replace(RULES, k=3, can=frozenset({Step.SHIFT})), a=1.9, b=1.9)
+    for _ in range(30):
+        service.now_s += EVERY_S
+        seen = reading(service.now_s, {name: service.seen(name) for name in service.truth})
+        spec, plain = dict(seen.spec), seen.plain["plain"]
+        assert plain is not None
+        if (own := spec["a"]) is not None and own.output_tokens:
+            stats = replace(own.counters.spec, accepted_per_pos=(900, *[0] * (positions - 1)))
+            spec["a"] = replace(time_steps(own, costs), counters=replace(own.counters, spec=stats))
+        load = replace(plain.load, running=running)
+        plain = replace(time_steps(plain, 1.0, running / 30), load=load)
+        seen = replace(seen, spec=spec, plain={"plain": plain})
+        service.look(seen)
+    assert service.steps == steps
+    told = [each.where for each in find_alarms(service.state, seen, service.rules)]
+    assert told == ["a"] * (running == 90 or bool(steps))
+
+
+@pytest.mark.parametrize(
+    ("drafted", "tokens", "run_k", "prompts", "told"),
+    [
+        (3000, 1.1, 3, 900, ""),
+        (5000, 1.1, 3, 300, "drafts 5 tokens, and the baseline's run drafted 3. .* and no plain pool .* similar load"),
+        (5000, 1.1, 3, 900, "drafts 5 tokens, .* and its prompts differ in length from those of the plain pool"),
+        (2400, 1.1, 3, 300, "unknown whether a drafts as many tokens as the baseline's run"),
+        (3000, 1.1, 0, 300, "unknown whether a drafts as many tokens as the baseline's run"),
+        (2400, None, 3, 300, ""),
+    ],
+)
+def test_a_k_without_positions_is_told_by_drafts_of_one_length(
+    drafted: int, tokens: float | None, run_k: int, prompts: int, told: str
+):
+    seen, rules = reading(0.0, {"a": tokens}), replace(RULES, k=run_k)
+    own, plain = seen.spec["a"], seen.plain["plain"]
+    assert own is not None
+    assert plain is not None
+    spec = replace(own.counters.spec, num_draft_tokens=drafted if tokens else 0)
+    own = replace(own, counters=replace(own.counters, spec=spec), sums=Sums(finished=50, prompt_tokens=50 * prompts))
+    other = replace(plain, sums=Sums(finished=150, prompt_tokens=150 * 300), load=replace(plain.load, running=90))
+    seen = replace(seen, spec={"a": own}, plain={"plain": other})
+    assert (seen.find_need(own, rules) == 1.0) == (drafted == 3000 and run_k == 3)
+    messages = [each.message for each in find_alarms(State(), seen, rules) if each.code == "break-even-unknown"]
+    assert len(messages) == bool(told)
+    assert all(re.search(told, message) for message in messages)
+
+
+def test_an_idle_replica_with_another_k_is_said_to_be_idle():
+    seen = reading(0.0, {"a": None})
+    own = seen.spec["a"]
+    assert own is not None
+    own = replace(own, counters=replace(own.counters, spec=SpecStats(accepted_per_pos=(0,) * 5)))
+    (found,) = find_alarms(State(), replace(seen, spec={"a": own}), RULES)
+    assert "drafts 5 tokens" in found.message
+    assert "it has no traffic" in found.message
+    assert found.fix == "Start it with k 3, pass the baseline of a run with k 5, or add --plain."
+
+
+def time_steps(seen: Window, ms: float, times: float = 1.0) -> Window:
+    assert seen.tokens_per_step is not None
+    sums = Sums(finished=100 * times, finished_tokens=10_100 * times, decode_s=10.0 * ms * times / seen.tokens_per_step)
+    return replace(seen, sums=sums)
 
 
 def test_a_service_that_does_not_pay_as_a_whole_goes_back():

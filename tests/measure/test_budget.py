@@ -12,8 +12,9 @@ from tests.support.combinations import taking_turns
 from tests.support.fake_server import FakeScript
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
-from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan
+from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan, Settled
 from draftwise.deciding.conclusions import conclude_run
+from draftwise.measure import sweep
 from draftwise.measure.readiness import check_addresses
 from draftwise.measure.time_budget import TimeBudget
 from draftwise.reporting.predictions import find_undisturbed, hold_estimates
@@ -168,7 +169,7 @@ def test_a_slow_look_at_the_verdicts_leaves_more_time_for_the_report() -> None:
     budget = TimeBudget(seconds=600.0)
     before = budget.turns_end
     budget.look_s = 10.0
-    assert budget.turns_end == before - (30.0 - 12.0)
+    assert budget.turns_end == before - (50.0 - 12.0)
 
 
 def test_a_sweep_that_cannot_fit_says_what_goes_before_it_measures(tmp_path: Path) -> None:
@@ -262,6 +263,40 @@ def test_an_arm_that_could_remember_is_asked_again_for_its_pace_alone(tmp_path: 
     assert each.num_prompts == 60 - len(slow), "the second answer is no reading"
 
 
+def test_those_that_left_for_lack_of_time_are_measured_on_before_a_prompt_comes_back(tmp_path: Path) -> None:
+    steps = enumerate((0.0087, 0.0088, 0.0089, 0.009))
+    scripts = [replace(CANDIDATE, step_s=step_s, jitter=0.15, seed=seed) for seed, step_s in steps]
+    timed = Timed(tmp_path / "run", plan_of(20, candidates=4, adaptive=True), NOISY, *scripts, budget_s=34.0)
+    run = timed.run()
+    left = [each for each in run.settled if each.reason == "no-time"]
+    assert {each.blocks for each in left} == {11}
+    names = ", ".join(each.candidate for each in left)
+    assert f"{names} on code at c=1: measured on, as there is time." in timed.told
+    found = {each.candidate: each for each in conclude_run(run).decision.comparisons}
+    assert {found[each.candidate].num_prompts for each in left} == {20}
+    assert {found[each.candidate].reason.values["left"] for each in left} == {None}
+    back = max(turn.turn for turn in run.turns if turn.repeat == 1 and turn.arm == left[0].candidate)
+    assert all(turn.turn > back for turn in run.turns if turn.repeat > 1)
+
+
+@pytest.mark.parametrize(("slow", "again"), [(3, False), (8, True)])
+def test_a_cell_that_left_the_race_keeps_enough_turns_for_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int, again: bool
+) -> None:
+    """A turn counts as disturbed once those after it are known, when the race may have gone on without the arm."""
+    plan, path = plan_of(12, candidates=2, repeats=1), tmp_path / "run"
+    cold = tuple((number, number, 3.0) for number in range(13, 13 + slow))
+    scripts = [NOISY, replace(CANDIDATE, cold=cold), replace(CANDIDATE, seed=3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "find_lost", lambda *_: [])
+        Timed(path, plan, *scripts, budget_s=None).run()
+    place = {"workload": plan.workloads[0].name, "condition": "c=1", "candidate": "candidate 1"}
+    RunDirectory(path).add(Settled(**place, passes=0, blocks=8, reason="behind"))
+    run = Timed(path, plan, NOISY, CANDIDATE, CANDIDATE, resume=True, budget_s=None).run()
+    assert {turn.arm for turn in run.turns if turn.attempt} == ({"plain", "candidate 1"} if again else set())
+    assert Counter(turn.arm for turn in conclude_run(run).run.turns)["candidate 1"] == 9
+
+
 def test_a_retake_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
     spells = ((8.0, 10.0, 3.0),)
     plan = plan_of(20, repeats=2)
@@ -324,6 +359,14 @@ def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:
     assert waited[:3] == ["starting the servers", "warming up plain at c=1", "warming up plain at c=4"]
     assert "measuring plain's answers to code" in waited
     assert waited[-3:] == ["measuring code at c=1", "measuring code at c=4", "examining outputs that differ"]
+
+
+@pytest.mark.parametrize(("slower", "is_looked_at"), [(1, False), (12, True)])
+def test_paces_of_many_servers_are_looked_at_where_all_may_not_fit(tmp_path: Path, slower: int, is_looked_at) -> None:
+    scripts = [replace(each, step_s=slower * each.step_s) for each in (NOISY, *[CANDIDATE] * 3)]
+    timed = Timed(tmp_path / "run", plan_of(8, candidates=3), *scripts)
+    timed.run()
+    assert any("answers to code" in each for each in timed.progress.waited) is is_looked_at
 
 
 def test_equal_addresses_are_refused_before_anything_is_asked() -> None:

@@ -15,7 +15,7 @@ from tests.support.fake_server import FakeBackend
 from tests.support.hostile_server import Hostile
 from tests.support.measuring import FASTER, PLAIN, Recorder, make_plan, make_session, make_workload
 
-from draftwise.backends import UrlBackend
+from draftwise.backends import LineUp, OneAtATime, UrlBackend
 from draftwise.backends.patience import Patience, read_retry_after
 from draftwise.core import BackendError, Condition, InvalidSetup, OpenLoop, Run, Verdict
 from draftwise.deciding.conclusions import conclude_run
@@ -269,6 +269,66 @@ def test_a_machine_that_is_too_slow_says_so_within_a_minute_and_what_to_give(tmp
         return clock() - began
 
     assert virtual_time.run(run(), limit_s=10_000) < 60
+
+
+class Starved(Failing):
+    """A fake whose processes get so little of the cores that a start takes a known time at least."""
+
+    def __init__(self, name: str, script, after_s: float, least_s: float) -> None:
+        super().__init__(name, script, None, after_s)
+        self._least_s = least_s
+
+    def least_start_s(self) -> float:
+        return self._least_s
+
+
+def start_slowly(path: Path, after_s: float, least_s: float, *, in_turn: bool, later_s: float = 0.0) -> float:
+    """Measure for seven minutes servers that start slowly; return the seconds of the run."""
+
+    async def run() -> float:
+        session = make_session(path, make_plan(workloads=LONG), (PLAIN, FASTER), budget_s=420.0, starts_at_once=1)
+        seconds = (after_s, later_s or after_s)
+        servers = [
+            Starved(arm.name, script, each, least_s)
+            for arm, script, each in zip(session.plan.arms, (PLAIN, FASTER), seconds, strict=True)
+        ]
+        session.line_up = LineUp() if in_turn else None
+        session.backends = (
+            servers if session.line_up is None else [OneAtATime(each, session.line_up) for each in servers]
+        )
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            await session.run()
+        except InvalidSetup as refusal:
+            (said,) = refusal.findings
+            assert said.code == "machine-too-slow"
+            assert "starts" in said.message
+            assert int(re.findall(r"--minutes (\d+)", said.fix)[0]) > 7
+            return clock() - began
+        assert RunDirectory(path).read().turns
+        return 0.0
+
+    return virtual_time.run(run(), limit_s=10_000)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "least_s", "in_turn", "within_s"),
+    [(400.0, 300.0, False, 60), (400.0, 120.0, True, 60), (400.0, 0.0, True, 105), (400.0, 0.0, False, 210)],
+)
+def test_a_start_that_takes_too_long_for_the_plan_ends_the_run_at_once(
+    tmp_path: Path, after_s: float, least_s: float, in_turn: bool, within_s: float
+) -> None:
+    assert 0 < start_slowly(tmp_path / "run", after_s, least_s, in_turn=in_turn) <= within_s
+
+
+@pytest.mark.parametrize(
+    ("after_s", "least_s", "in_turn"), [(80.0, 0.0, True), (80.0, 95.0, True), (150.0, 0.0, False), (44.0, 9e9, False)]
+)
+def test_a_slow_start_for_which_there_is_time_is_waited_for(
+    tmp_path: Path, after_s: float, least_s: float, in_turn: bool
+) -> None:
+    assert start_slowly(tmp_path / "run", after_s, least_s, in_turn=in_turn, later_s=20.0) == 0
 
 
 def test_a_machine_that_is_just_fast_enough_is_measured(tmp_path: Path) -> None:

@@ -93,6 +93,17 @@ def test_a_repetition_is_one_block_and_the_difference_is_found(tmp_path: Path) -
     assert comparison.verdict is Verdict.ADOPT
 
 
+def test_a_run_that_was_stopped_knows_what_was_left(tmp_path: Path) -> None:
+    plan = make_plan(one_at_a_time=True, repeats=4, adaptive=False)
+    virtual_time.run(make_one_at_a_time(tmp_path / "whole", plan, []).run())
+    assert RunDirectory(tmp_path / "whole").read().seconds_short == 0
+    with pytest.raises(BackendError):  # the baseline does not come up for its first stretch
+        virtual_time.run(make_one_at_a_time(tmp_path / "run", plan, [], fails_at=4).run())
+    run = RunDirectory(tmp_path / "run").read()
+    assert run.turns
+    assert run.seconds_short > 0
+
+
 @pytest.mark.parametrize("prompts", [3, 12, 40])
 def test_where_no_prompt_comes_back_each_repetition_has_prompts_of_its_own(tmp_path: Path, prompts: int) -> None:
     """A single repetition would be a single block, of which nothing is known."""
@@ -163,8 +174,9 @@ def test_where_starts_take_most_of_the_time_two_repetitions_decide(tmp_path: Pat
 
 
 @pytest.mark.parametrize("minutes", [2.5, 4.0])
-def test_where_not_even_these_fit_it_is_said_when_the_first_server_is_up(tmp_path: Path, minutes: float) -> None:
-    with pytest.raises(InvalidSetup, match=r"what has to start yet needs 18\d s.*--minutes [567]") as refusal:
+def test_where_not_even_these_fit_it_is_said_before_the_first_server_is_up(tmp_path: Path, minutes: float) -> None:
+    said = r"plain is not up after [45]\d s\. The run needs 4 starts.*--minutes [678]"
+    with pytest.raises(InvalidSetup, match=said) as refusal:
         measure_slow(tmp_path / "run", minutes, Recorder())
     assert refusal.value.findings[0].code == "machine-too-slow"
 

@@ -14,6 +14,7 @@ from tests.support.production import PLAIN as SERVER_PLAIN
 from tests.support.production import SPEC as SERVER_SPEC
 
 from draftwise.core import BackendError, ClosedLoop, Condition, Finding, Load, OpenLoop, Phase, Prompt, Replay, Workload
+from draftwise.measure import readiness
 from draftwise.measure.readiness import WarmUp
 from draftwise.measure.session import Session
 from draftwise.measure.time_estimate import TimeEstimate, expect_seconds
@@ -112,6 +113,21 @@ def test_a_run_that_is_asked_to_stop_keeps_what_it_has_and_can_be_continued(tmp_
         run = RunDirectory(path).read()
         assert (rest.is_stopped, len(run.answers)) == (False, 2 * 8 * 3)
         assert run.answers[: len(before.answers)] == before.answers
+
+
+@pytest.mark.parametrize(
+    ("step_s", "brings", "counted_s"),
+    [(0.012, 8.0, 0.003), (0.040, 8.0, 0.010), (0.006, 2.0, 0.006), (0.002, 8.0, 0.002)],
+)
+def test_a_step_that_brings_far_more_may_take_longer(monkeypatch, step_s, brings, counted_s) -> None:
+    """What a server remembers of the warm-up lets it draft more at the end: its longer steps are no change of pace."""
+
+    async def answer(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(step=step_s, per_step=brings)
+
+    monkeypatch.setattr(readiness, "_take_round", answer)
+    late_s = asyncio.run(readiness.warm_up_again(None, make_plan(), 2, (0.003, 2.0)))  # type: ignore[arg-type]
+    assert late_s == pytest.approx(counted_s)
 
 
 def test_a_warm_up_without_a_steady_pace_or_rest_is_said() -> None:

@@ -18,7 +18,7 @@ GIVEN = {
     ReasonCode.UNSETTLED: ({"message": "it was cold", "code": "server-cold"}, "it was cold (server-cold)"),
     ReasonCode.SLOW_SERVER: (
         {"arm": "plain", "step": 2.5, "first": 2.4, "seen_s": 30.0, "wanted_s": 300.0},
-        "measure it for 5 minutes instead of 0.5",
+        "measure it for 5 minutes instead of 30 seconds",
     ),
     ReasonCode.PACE_CHANGED: (
         {"arm": "plain", "ratio": 0.5, "share": 0.4},
@@ -32,7 +32,7 @@ GIVEN = {
     ),
     ReasonCode.BEHIND: ({"better": "eagle", "ratio": 1.22, "count": 8}, "eagle is 1.22x as fast on the same 8 prompts"),
     ReasonCode.MEASURES_DISAGREE: ({"better": ("a", "b"), "worse": ("c",)}, "a and b better, c worse"),
-    ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "across all comparisons of the run p is 0.2;"),
+    ReasonCode.MAY_BE_CHANCE: ({"p": 0.204}, "among all comparisons of the run it may be chance (p 0.2);"),
     ReasonCode.NOT_TRUSTED: (
         {"gains": False, "promise": False, "code": "same-server"},
         "slower, but the measurement is in doubt: same-server",

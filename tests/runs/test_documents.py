@@ -74,7 +74,7 @@ def test_a_document_is_written_back_as_it_was(kind: type[Any], name: str, tmp_pa
     row = json.loads((FOLDER / name).read_text())
     if kind is Baseline and row["seen"]:  # keys that are newer
         row["seen"] |= {"model": "", "revision": "", "slower_than": [], "ends_idle": False}
-        row["seen"]["load"] |= {"reported_length": None}
+        row["seen"]["load"] |= {"reported_length": None, "lengths": {}}
         row["seen"]["sums"] |= dict.fromkeys(("aborted", "failed", "capped", "corrupted", "refused", "broken"))
     assert json.loads((tmp_path / name).read_text()) == with_pages(row)
     assert read_file(kind, tmp_path / name) == value

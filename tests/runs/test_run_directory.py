@@ -94,8 +94,9 @@ def test_a_changed_workload_is_refused(measured: Path) -> None:
 
 
 def test_a_folder_in_use_is_not_claimed(measured: Path) -> None:
-    with pytest.raises(InvalidSetup, match=f"--resume {measured}"):
-        RunDirectory.claim(measured)
+    folder = measured.rename(measured.parent / "a run")
+    with pytest.raises(InvalidSetup, match=f"--resume '{folder}'"):
+        RunDirectory.claim(folder)
 
 
 def test_a_folder_with_nothing_but_server_logs_is(tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_what_is_no_run_is_said_to_be_none(tmp_path: Path, manifest: str | None)
     with pytest.raises(InvalidSetup) as caught:
         RunDirectory(tmp_path).read()
     fix = "Name the folder that `draftwise decide` wrote."
+    fix += " If the run was killed early, start it again." * (manifest is None)
     assert str(caught.value) == f"{tmp_path} is not a run directory: {reason} {fix}"
 
 

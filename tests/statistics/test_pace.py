@@ -12,9 +12,12 @@ from draftwise.statistics import (
     find_split_apart,
     find_step_noise,
     find_unrest,
+    find_warm_noise,
+    find_waves,
     has_moved,
     has_slowed,
 )
+from draftwise.statistics.pace import _FASTEST, _find_fastest
 
 
 def noise(seed: int, size: int, scale: float = 0.05) -> np.ndarray:
@@ -32,6 +35,17 @@ def test_a_state_that_lasts_for_a_part_of_the_run_is_seen(size: int, factor: flo
     assert change is not None
     assert change.place == place
     assert change.ratio == pytest.approx(1 / factor, rel=0.12)
+
+
+def test_a_machine_that_moves_one_of_two_arms_more_is_no_change_of_its_server() -> None:
+    """What is left of a change has to be more than the noise of both."""
+    shared_T, found = np.where(np.arange(30) < 12, -0.2, 0.0), {"shared": 0, "own": 0}
+    for seed in range(60):
+        own_T, other_T = noise(seed, 30, 0.12), noise(100 + seed, 30, 0.2)
+        found["shared"] += find_pace_change(shared_T + own_T, 0.45 * shared_T + other_T, claimed=0.04) is not None
+        found["own"] += find_pace_change(2 * shared_T + own_T, other_T, claimed=0.04) is not None
+    assert found["shared"] <= 6, "36 without the test of what is left"
+    assert found["own"] >= 54
 
 
 def test_what_both_arms_share_is_the_machines() -> None:
@@ -162,6 +176,12 @@ def test_prompts_of_others_that_hold_a_request_up_are_no_pauses_of_a_server() ->
     assert find_pauses(drafting, plain, claimed=0.05) is None
 
 
+def test_the_fastest_tenth_is_that_of_numpy_to_the_bit() -> None:
+    for size in range(1, 80):
+        sorted_N = np.sort(np.random.default_rng(size).exponential(size=size))
+        assert _find_fastest(sorted_N) == np.quantile(sorted_N, _FASTEST)
+
+
 def test_answers_that_arrive_at_once_have_no_pauses() -> None:
     assert find_pauses([np.zeros(0)] * 30, [np.full(20, 0.03)] * 30, claimed=0.1) is None
 
@@ -212,3 +232,45 @@ def test_a_server_has_slowed_where_the_other_one_has_not() -> None:
     assert not has_slowed(np.log(1.3), 0.0, 0.1, claimed=0.1), "2.6 standard errors, and far more than is claimed"
     assert not has_slowed(-np.log(1.3), 0.0, 0.0), "it was not warm"
     assert not has_slowed(0.0, -np.log(1.3), 0.0), "the other one was not"
+
+
+def test_how_far_late_warm_ups_scatter_is_what_most_servers_show() -> None:
+    rng = np.random.default_rng(0)
+    read = [find_warm_noise([*rng.normal(0.1, 0.15, 11), np.log(2)]) for _ in range(300)]
+    assert np.median(read) == pytest.approx(np.sqrt(2) * 0.15, rel=0.15), "one that did slow down hardly counts"
+    assert find_warm_noise([0.1, 0.5, -0.2]) == 0.0, "too few to tell"
+
+
+@pytest.mark.parametrize("size", [13, 30, 100])
+def test_a_pace_that_rises_and_falls_by_itself_may_be_all_of_a_gain(size: int) -> None:
+    """No split and no line fits a noisy neighbor that comes and goes."""
+    rng = np.random.default_rng(size)
+    found = {"waves": 0, "large": 0, "both": 0, "chance": 0}
+    for _ in range(200):
+        own, other = rng.normal(0, 0.04, size=(2, size))
+        waves = 0.25 * np.sin(2 * np.pi * (1.2 * np.arange(size) / size + rng.random()))
+        found["waves"] += find_waves(own + waves, other, claimed=0.2) is not None
+        found["large"] += find_waves(own + waves, other, claimed=np.log(3)) is not None
+        found["both"] += find_waves(own + waves, other + waves, claimed=0.2) is not None
+        found["chance"] += find_waves(own, other, claimed=0.05) is not None
+    assert found["waves"] >= (100 if size < 30 else 195), found
+    assert (found["large"], max(found["both"], found["chance"]) <= 4) == (0, True), found
+
+
+def test_waves_that_a_noisy_arm_shares_are_the_machines() -> None:
+    """The noise of one arm hides half of what it shares from a regression, and nothing of it here."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(200):
+        waves = 0.09 * np.sin(2 * np.pi * (4 * np.arange(300) / 300 + rng.random()))
+        own, other = waves + rng.normal(0, 0.11, 300), 1.5 * waves + rng.normal(0, 0.28, 300)
+        found += find_waves(own, other, claimed=0.1) is not None
+    assert found <= 20
+
+
+def test_noise_of_the_other_arm_shares_no_waves() -> None:
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(200):
+        waves = 0.12 * np.sin(2 * np.pi * (2.5 * np.arange(24) / 24 + rng.random()))
+        own, other = waves + rng.normal(0, 0.03, 24), rng.normal(0, 0.15, 24)
+        found += find_waves(own, other, claimed=0.13) is not None
+    assert found >= 170, "0.6 of them if a chance covariance counts"

@@ -68,9 +68,23 @@ def test_the_worse_half_leaves_while_the_leader_would_starve() -> None:
     assert find_leavers(two, margin=0.03, blocks_left=0, family=33) == []
 
 
+def test_without_a_gain_to_show_those_leave_that_the_time_cannot_decide() -> None:
+    means = {"best": 0.03, "a": 0.02, "b": 0.02, "slow": -0.07}
+    mine = {
+        name: {n: mean + 0.15 * (-1) ** (n >> bit) for n in range(16)} for bit, (name, mean) in enumerate(means.items())
+    }
+    assert find_leavers(mine, margin=0.03, blocks_left=MANY, family=33) == []
+    found = find_leavers(mine, margin=0.03, blocks_left=15, family=33)
+    assert by_name(found) == dict.fromkeys("ab", LeaveReason.NO_TIME), "a few more prompts show that one has no gain"
+
+
 def test_a_sure_lead_is_far_surer_than_a_verdict() -> None:
     rng = np.random.default_rng(0)
     assert leads_surely(logs(rng, {"a": 2.0}, 20)["a"], margin=0.03, family=33)
+    steady = {n: math.log(1.12) + 0.001 * (-1) ** n for n in range(20)}
+    assert leads_surely(steady, margin=0.03, family=33)
+    few = {n: steady[n] for n in range(6)}
+    assert not leads_surely(few, margin=0.03, family=33), "kinds that six prompts leave out may lose it"
     chance = sum(leads_surely(logs(rng, {"a": 1.03}, 20)["a"], margin=0.03, family=1) for _ in range(1000))
     assert chance <= 3
 

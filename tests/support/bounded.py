@@ -112,8 +112,8 @@ class TooManyStepsError(BaseException):
     """More lines were run than a judgement may take."""
 
 
-def run_bounded(judge: Callable[[], Any], most: int) -> None:
-    """Run a judgement; a finding is an answer."""
+def run_bounded(judge: Callable[[], Any], most: int) -> int:
+    """Run a judgement, and return its steps; a finding is an answer."""
     left = most
 
     def count(frame: FrameType, _event: str, _arg: Any) -> Any:
@@ -131,6 +131,7 @@ def run_bounded(judge: Callable[[], Any], most: int) -> None:
         pass
     finally:
         sys.settrace(None)
+    return most - left
 
 
 def main(group: str) -> None:

@@ -42,11 +42,11 @@ class Gateway:
                 head = await reader.readuntil(b"\r\n\r\n")
                 path, fields = _parse(head)
                 body = await reader.readexactly(int(fields.get("content-length", 0)))
-                if refusal := self._refuse(path, fields):
+                if refusal := self.refuse(path, fields):
                     writer.write(f"HTTP/1.1 {refusal} -\r\nContent-Length: 0\r\n\r\n".encode())
                     continue
                 if upstream is None:
-                    parts = urlsplit(self._routes.get(fields["host"], self._routes.get("", "")))
+                    parts = urlsplit(self.find_route(fields))
                     back, upstream = await asyncio.open_connection(parts.hostname, parts.port)
                     passing = asyncio.create_task(_pass_on(back, writer))
                 upstream.write(head + body)
@@ -55,7 +55,12 @@ class Gateway:
             passing.cancel()
         writer.close()
 
-    def _refuse(self, path: str, fields: Mapping[str, str]) -> int | None:
+    def find_route(self, fields: Mapping[str, str]) -> str:
+        """Return the URL of the server that a request is for, by its headers."""
+        return self._routes.get(fields["host"], self._routes.get("", ""))
+
+    def refuse(self, path: str, fields: Mapping[str, str]) -> int | None:
+        """Return the status with which a request is refused, None where it is passed on."""
         if self._wants is not None and fields.get(self._wants[0]) != self._wants[1]:
             return 403
         return 404 if path in self._hides else None
@@ -81,11 +86,11 @@ def running(*parts: FakeBackend | Gateway) -> Iterator[None]:
     thread.start()
     try:
         for each in parts:
-            asyncio.run_coroutine_threadsafe(each.start(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(each.start(), loop).result(300)
         yield
     finally:
         for each in reversed(parts):
-            asyncio.run_coroutine_threadsafe(each.stop(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(each.stop(), loop).result(300)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -12,6 +12,7 @@ from draftwise.guarding.service_reading import Rules, ServiceReading
 EVERY_S = 2.0
 RULES = Rules(
     break_even=1.35,
+    k=3,
     pays=1.42,
     hold_s=30.0,
     stale_s=9.0,

@@ -284,7 +284,7 @@ def test_a_fault_is_told(client):
     def fail(_):
         raise ZeroDivisionError("of the test")
 
-    assert client.jobs.start("watch", fail).wait(10)
+    assert client.jobs.start("watch", fail).wait(120)
     error, done = follow(client, SimpleNamespace(json=lambda: {"job": "watch-1"}))
     assert (error["kind"], done) == ("error", {"kind": "done", "value": False})
     assert "of the test" in error["value"][0]["message"]
@@ -298,7 +298,7 @@ def test_too_many_jobs_are_refused_and_unknown_ones_are_not_found(client):
     refused = client.post("/api/start/watch", json={"urls": ["http://127.0.0.1:1"]}).json()
     assert refused["error"][0]["code"] == "job-running"
     over.set()
-    assert client.jobs.get("watch-20").wait(10)
+    assert client.jobs.get("watch-20").wait(120)
     for found in (client.post("/api/jobs/watch-21/stop", json={}), client.get("/api/jobs/watch-21/events")):
         assert (found.status_code, found.json()["error"][0]["code"]) == (404, "no-such-job")
 

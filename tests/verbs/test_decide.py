@@ -1,13 +1,12 @@
 """The verb `decide` from Python: the same fields as the command's options, and the decision back."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.fake_server import FakeBackend, FakeScript
+from tests.support.virtual_network import virtual_network
 
 from draftwise.core import Finding, InvalidRequest, SpecConfig, Verdict
 from draftwise.core.progress import Silent, Stopped
@@ -21,18 +20,9 @@ SCRIPTS = (FakeScript(step_s=0.004), FakeScript(step_s=0.006, k=3, accepted=(3,)
 
 @pytest.fixture
 def urls() -> Iterator[list[str]]:
-    backends = [FakeBackend(f"fake {number}", script, real_time=True) for number, script in enumerate(SCRIPTS)]
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    for backend in backends:
-        asyncio.run_coroutine_threadsafe(backend.start(), loop).result(300)
-    yield [backend.url for backend in backends]
-    for backend in backends:
-        asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(300)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    backends = [FakeBackend(f"fake {number}", script) for number, script in enumerate(SCRIPTS)]
+    with virtual_network(*backends):
+        yield [backend.url for backend in backends]
 
 
 def test_a_program_gets_the_decision_and_where_its_evidence_is(urls: list[str], tmp_path: Path) -> None:
@@ -84,7 +74,9 @@ def test_a_stop_keeps_what_is_measured_and_resume_goes_on_with_it(urls: list[str
     assert 0 < len(stopped.run.answers) < 32
     with pytest.raises(InvalidRequest, match="leave out repeats"):
         decide(resume=stopped.directory, repeats=3)
-    assert decide(resume=stopped.directory).is_finished
+    resumed = decide(resume=stopped.directory)
+    assert resumed.is_finished
+    assert [each.verdict for each in resumed.decision.comparisons] == [Verdict.ADOPT]
 
 
 def test_a_stop_before_anything_is_measured_leaves_nothing(urls: list[str], tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +18,7 @@ from draftwise.cli import main
 from draftwise.core import InvalidRequest
 from draftwise.core.progress import Silent, Stopped
 from draftwise.runs.documents import read_calibration, write_document
+from draftwise.verbs.measuring import measure
 from draftwise.verbs.replay import ReplayRequest, replay
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -108,3 +111,17 @@ def test_a_stopped_replay_goes_on_where_it_was(tmp_path: Path) -> None:
     assert finished.profile.log.used == 6
     whole = replay.run(replace(request, out=tmp_path / "whole"))
     assert finished.profile == whole.profile
+
+
+@pytest.mark.parametrize("also", [(), (ValueError("x"),)])
+def test_a_signal_within_a_group_of_tasks_stops_a_run_as_any_other(tmp_path: Path, also: tuple[Exception, ...]) -> None:
+    async def run() -> None:
+        raise BaseExceptionGroup("of a library", [KeyboardInterrupt(), *also])
+
+    directory = SimpleNamespace(path=tmp_path, leave=lambda: None)
+    measurement: Any = SimpleNamespace(open=lambda *_: SimpleNamespace(run=run), directory=directory)
+    if also:
+        with pytest.raises(BaseExceptionGroup):
+            measure(measurement, Silent(), again="")
+    else:
+        assert not measure(measurement, Silent(), again="").is_finished

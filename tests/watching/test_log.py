@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_lines_of_draft_tokens_alone_tell_tokens_per_step_and_no_length(line: st
     assert window.tokens_per_step == pytest.approx(1.87)
     assert (window.acceptance_length, window.coverage, window.mean_k) == (None, None, None)
     alone = see_log(line.format(10).splitlines(), name="pod.log", now=NOW)
-    assert [each.code for each in alone.findings] == ["no-statistics"]
+    assert (alone.findings, alone.recent[0].counters.spec.acceptance_rate) == ((), pytest.approx(0.29))
     none = line.replace("870", "0")
     for lines in (ENGINE_LINE.replace("187.0", "100.0") + none, none):
         seen = add_diagnoses(see_log((lines * 2).format(10).splitlines(), name="pod.log", now=NOW), None, None)
@@ -262,6 +263,30 @@ def test_a_log_of_sglang_tells_tokens_of_a_step() -> None:
     assert not any(window.restarted for window in windows)
 
 
+@pytest.mark.parametrize(
+    ("readings", "k"),
+    [
+        ([(2.31, 0.58)], 3),  # of k + 1 tokens, as in older releases
+        ([(2.31, 0.44)], 3),
+        ([(4.0, 1.0)], None),  # both fit
+        ([(2.31, 0.5)], None),  # neither does
+        ([(2.31, 0.58), (1.5, 0.37), (4.0, 1.0)], 3),
+        ([(2.31, 0.58), (2.31, 0.44)], None),  # two meanings in one log
+        ([(2.31, 0.58), (3.0, 0.67), (3.0, 0.5)], None),
+        ([(5.72, 0.32), (9.08, 0.54)], 15),  # of k, rounded at the very half
+        ([(1e7, 0.5)], None),  # damaged
+        ([(1e300, 0.5)], None),
+    ],
+)
+def test_the_k_of_sglang_is_what_fits_either_meaning_of_its_rate(
+    readings: list[tuple[float, float]], k: int | None
+) -> None:
+    lines = [SGLANG.format(i // 30, 2 * i % 60, 0, *readings[i % len(readings)]) for i in range(30)]
+    (window,) = see_log(lines, name="pod.log", now=NOW).recent
+    assert window.mean_k == (None if k is None else pytest.approx(k))
+    assert (window.wasted_per_token is None) == (k is None)
+
+
 def test_a_fall_in_a_log_of_sglang_is_found() -> None:
     falls = [SGLANG.format(i // 30, 2 * i % 60, 0, *((3.1, 0.7) if i < 300 else (1.02, 0.01))) for i in range(900)]
     snapshot = see_log(falls, name="pod.log", now=NOW)
@@ -271,6 +296,66 @@ def test_a_fall_in_a_log_of_sglang_is_found() -> None:
     assert snapshot.recent[0].mean_k is None
     plain = [line.replace(", accept len: 3.10, accept rate: 0.70", "") for line in falls[:300]]
     assert see_log(plain, name="pod.log", now=NOW).findings == ()
+
+
+LLAMA_CPP = (
+    "slot print_timing: id  0 | task 7 | prompt eval time =     120.11 ms /   512 tokens (    0.23 ms per token)",
+    "       eval time =    4120.11 ms /   256 tokens (   16.09 ms per token,    62.15 tokens per second)",
+    "      total time =    4240.22 ms /   768 tokens",
+)
+LLAMA_CPP_DRAFTS = (
+    "draft acceptance rate = 0.57447 (  {accepted:3} accepted /   282 generated)",
+    "4.01.806.856 I slot print_timing: id  0 | task 7 | draft acceptance = 0.57447 (  {accepted:3} accepted /   282 "
+    "generated), mean len = {length:5.2f}",
+)
+
+
+@pytest.mark.parametrize("draft", LLAMA_CPP_DRAFTS)
+def test_a_log_of_llama_cpp_tells_what_drafts_gave(draft: str) -> None:
+    lines = [*LLAMA_CPP, draft.format(accepted=162, length=2.72)] * 10
+    windows = read("\n".join(lines))
+    assert {(window.output_tokens, round(window.duration_s, 2)) for window in windows} == {(256, 4.12)}
+    assert {window.counters.spec.num_accepted_tokens for window in windows} == {162}
+    assert windows[0].tokens_per_step == pytest.approx(256 / 94, rel=0.01)
+    assert "mean len" not in draft or windows[0].mean_k == pytest.approx(3.0, rel=0.01)
+    assert add_diagnoses(see_log(lines, name="x", now=NOW), None, None).findings == ()
+    dead = [*LLAMA_CPP, draft.format(accepted=0, length=1.0), *LLAMA_CPP, draft.format(accepted=1, length=1.02)] * 10
+    found = add_diagnoses(see_log(dead, name="x", now=NOW), None, None).findings
+    assert "zero-acceptance" in {each.code for each in found}
+    few = [*LLAMA_CPP, draft.format(accepted=2, length=1.02)] * 20
+    found = add_diagnoses(see_log(few, name="x", now=NOW), None, None).findings
+    assert {each.code for each in found} & {"acceptance-low", "zero-acceptance"}
+    for accepted, length, codes in ((1, 1.01, {"zero-acceptance"}), (162, 2.72, set())):
+        times = (f"2026-11-22T10:{each // 60:02}:{each % 60:02}.1Z" for each in range(150))
+        bare = [f"{time} {draft.format(accepted=accepted, length=length)}" for time in times]
+        found = add_diagnoses(see_log(bare, name="x", now=NOW), None, None).findings
+        assert {each.code for each in found} == codes
+
+
+def test_a_fall_is_told_by_the_share_of_draft_tokens_where_nothing_else_is() -> None:
+    rows = [LLAMA_CPP_DRAFTS[0].format(accepted=162 + i % 20 if i < 90 else 30) for i in range(180)]
+    lines = [f"2026-11-21T{9 + i // 60:02}:{i % 60:02}:00.5Z {row}" for i, row in enumerate(rows)]
+    (found,) = see_log(lines, name="x", now=NOW).findings
+    assert (found.code, "from 61% to 11% at 2026-11-21 10:" in found.message) == ("fell-in-log", True)
+    assert see_log(lines[:90], name="x", now=NOW).findings == ()
+
+
+def test_corrupted_answers_in_a_log_are_told() -> None:
+    lines = [line.replace("hit rate: 60.0%", "hit rate: 60.0%, Corrupted: 3 reqs") for line in write_hour()]
+    found = see_log(lines, name="pod.log", now=NOW).findings
+    assert [each.code for each in found] == ["logits-corrupted"]
+    assert "had NaN" in found[0].message
+
+
+@pytest.mark.parametrize(("later", "codes"), [("4", ["fell-in-log"]), ("35", []), ("95", [])])
+def test_prefix_hits_that_fell_for_good_are_told(later: str, codes: list[str]) -> None:
+    hours = [line.replace(" 09:", " 08:") for line in write_hour()]
+    hours += [line.replace("hit rate: 60.0%", f"hit rate: {later}.0%") for line in write_hour()]
+    found = see_log(hours, name="pod.log", now=NOW).findings
+    assert [each.code for each in found] == codes
+    assert not codes or "from 60% to 4% at 2026-11-22 08:59" in found[0].message
+    cold = NEW.replace("hit rate: 60.0%", "hit rate: 0.0%")
+    assert see_log(write_hour((range(40, 60), cold)), name="pod.log", now=NOW).findings == ()
 
 
 def test_an_error_below_python_is_the_cause_of_what_follows() -> None:
@@ -384,6 +469,19 @@ def write_hour(*changed: tuple[range, str]) -> list[str]:
     return "".join(text.replace("10:00:{0:02}", f"09:{minute:02}:00") for minute, text in enumerate(texts)).splitlines()
 
 
+def test_another_k_is_told_with_its_time() -> None:
+    longer = NEW.replace("0.500, 0.250, 0.120", "0.500, 0.250, 0.120, 0.000, 0.000").replace(
+        "Drafted: 3000", "Drafted: 5000"
+    )
+    (found,) = see_log(write_hour((range(30, 60), longer)), name="pod.log", now=NOW).findings
+    assert (found.code, "had 3 tokens until" in found.message, "and have 5 since" in found.message) == (
+        "k-changed",
+        True,
+        True,
+    )
+    assert see_log(write_hour((range(10, 60, 2), longer)), name="pod.log", now=NOW).findings == ()  # a schedule
+
+
 def test_a_fall_that_ended_is_told_with_its_time_and_a_slow_start_is_none() -> None:
     slow = NEW.replace("0.500, 0.250, 0.120", "0.100, 0.000, 0.000").replace("Accepted: 870", "Accepted: 100")
     (fall,) = see_log(write_hour((range(20, 30), slow)), name="pod.log", now=NOW).findings
@@ -434,12 +532,27 @@ def test_the_luck_of_few_requests_is_no_fall() -> None:
     assert see_log("".join(lines).splitlines(), name="pod.log", now=NOW).findings == ()
 
 
-@pytest.mark.parametrize("prefix", ["[pod/llm-{}/vllm] ", "llm-{}  | "])
-def test_servers_whose_logs_are_in_one_file_are_told_apart(prefix: str) -> None:
+WRITERS = {
+    "kubectl": "[pod/llm-{0}/vllm] {1}".format,
+    "stern": "llm-{0} vllm {1}".format,
+    "compose": "llm-{0}  | {1}".format,
+    "Loki": lambda number, line: json.dumps({"labels": {"pod": f"llm-{number}"}, "line": line}),
+    "Fluent Bit": lambda number, line: json.dumps({"kubernetes": {"pod_name": f"llm-{number}"}, "log": line}),
+    "Fluent Bit with docker's fields": lambda number, line: json.dumps(
+        {"kubernetes": {"pod_name": f"llm-{number}"}, "stream": "stdout", "time": "2026-11-22T10:00:00Z", "log": line}
+    ),
+    "Cloud Logging": lambda number, line: json.dumps(
+        {"resource": {"labels": {"pod_name": f"llm-{number}"}}, "insertId": "x", "textPayload": line}
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_servers_whose_logs_are_in_one_file_are_told_apart(write: Callable[[int, str], str]) -> None:
     dead = NEW.replace("870 tokens", "0 tokens").replace("0.500, 0.250, 0.120", "0.000, 0.000, 0.000")
     pairs = [(NEW.format(s).splitlines(), dead.format(s).splitlines()) for s in range(0, 60, 10)]
-    lines = [f"{prefix.format(n)}{pair[n][i]}" for pair in pairs for i in (0, 1) for n in (0, 1)]
-    lines += ["[pod/proxy-0/envoy] ready", f"{prefix.format(0)}INFO 11-22 no statistics"]
+    lines = [write(n, pair[n][i]) for pair in pairs for i in (0, 1) for n in (0, 1)]
+    lines += ["[pod/proxy-0/envoy] ready", write(0, "INFO 11-22 no statistics")]
     snapshot = see_log(lines, name="pod.log", now=NOW)
     assert {window.instance: window.counters.spec.num_accepted_tokens for window in snapshot.recent} == {
         "llm-0": 6 * 870,
@@ -451,6 +564,10 @@ def test_servers_whose_logs_are_in_one_file_are_told_apart(prefix: str) -> None:
 def test_lines_without_positions_tell_of_a_drafter_of_which_nearly_nothing_is_accepted() -> None:
     engine = OLD.splitlines(keepends=True)[0]
     few = EARLY[1].replace("29.0%, Accepted: 870", "0.4%, Accepted: 12")
+    pasted = few.replace("12 tokens", "1 tokens").replace("3000", "4000").format(0).splitlines() * 4
+    assert [each.code for each in add_diagnoses(see_log(pasted, name="pod.log", now=NOW), None, None).findings] == [
+        "zero-acceptance"
+    ]
     for text, codes in ((engine + few, {"zero-acceptance"}), (engine + EARLY[1], set())):
         lines = [line for second in range(0, 60, 10) for line in text.format(second).splitlines()]
         found = add_diagnoses(see_log(lines, name="pod.log", now=NOW), None, None).findings
@@ -471,4 +588,15 @@ def test_an_engine_that_died_again_and_again_is_told_also_where_it_works_now() -
     for index in (80, 60, 40):
         lines[index:index] = ERRORS
     (found,) = see_log(lines, name="pod.log", now=NOW).findings
-    assert (found.code, found.message) == ("engine-dies", "In pod.log, an engine died with an error 3 times.")
+    text = "In pod.log, an engine died with an error, or a server restarted without shutting down, 3 times."
+    assert (found.code, found.message) == ("engine-dies", text)
+
+
+def test_a_server_that_began_again_without_a_word_was_killed() -> None:
+    start = "(APIServer pid=1) INFO 11-22 09:00:00 [api_server.py:1971] vLLM API server version 0.32.0"
+    for before, codes in (([], ["engine-dies"]), (["(APIServer pid=7) INFO:     Shutting down"], [])):
+        lines = write_hour()
+        for index in (80, 40):
+            lines[index:index] = [*before, start]
+        assert [each.code for each in see_log(lines, name="pod.log", now=NOW).findings] == codes
+    assert see_log([start, *write_hour(), start], name="pod.log", now=NOW).findings == ()

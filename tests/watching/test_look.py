@@ -114,3 +114,12 @@ def test_sglang_tells_tokens_per_step_by_its_verifications() -> None:
     window = watch(SGLANG.format(1000, 10) + VERIFIES.format(400), SGLANG.format(11000, 110) + VERIFIES.format(4400))
     assert window.tokens_per_step == pytest.approx(10000 / (100 + 4000))  # a step for each prefill
     assert (window.counts_drafts, window.coverage, window.mean_k) == (None, None, None)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (400, 400), (400, 500)])
+def test_sglang_whose_steps_mostly_verify_nothing_tells_no_tokens_per_step(before: int, after: int) -> None:
+    pages = (SGLANG.format(1000, 10) + VERIFIES.format(before), SGLANG.format(11000, 110) + VERIFIES.format(after))
+    window = watch(*pages)
+    assert (window.tokens_per_step, window.coverage, window.counters.spec.num_accepted_tokens) == (None, None, 0)
+    expected = PoolExpectation(yardstick=Yardstick(baseline=make_baseline()))
+    assert list(diagnose({"spec": [window]}, expected)) == []

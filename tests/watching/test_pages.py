@@ -76,6 +76,14 @@ def test_a_page_is_read_as_a_proxy_sends_it(page: bytes) -> None:
     assert look.engines[0].counters.generation_tokens == 5
 
 
+def test_of_thousands_of_positions_the_first_hundred_are_read() -> None:
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    page = PAGE + "".join(f'{name}{{engine="0",position="{each}"}} {20_000 - each}\n' for each in range(20_000))
+    look = look_at(lambda *_: (200, page))
+    assert look.engines[0].counters.spec.accepted_per_pos == tuple(range(20_000, 19_900, -1))
+    assert len(read_identity(page).counted) == 101
+
+
 STAYS, MOVES = repeat("process_cpu_seconds_total 400"), (f"process_cpu_seconds_total {each}" for each in count())
 
 
@@ -113,6 +121,24 @@ def test_a_page_from_a_cache_is_no_state_of_its_server(
                 asyncio.run(run(url))
         else:
             assert asyncio.run(run(url)).server == "vLLM"
+
+
+def test_a_cache_that_hides_is_found_by_asking_with_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwise.watching.watcher._COPIED_S", 0.0)
+    tokens = count(6)
+
+    async def run(url: str) -> Look:
+        page = HttpPage("spec", url)
+        await page.look()
+        return await page.look()
+
+    with (
+        serving_answers(
+            lambda path, _: (200, PAGE.replace("5\n", f"{next(tokens)}\n") if "?" in path else PAGE)
+        ) as url,
+        pytest.raises(BackendError, match=r"a request with a query gets another page\. So a cache answers"),
+    ):
+        asyncio.run(run(url))
 
 
 def test_other_engines_are_named_with_what_they_need() -> None:

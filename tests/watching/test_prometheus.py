@@ -15,7 +15,7 @@ from tests.support.spellings import SPELLINGS
 from tests.support.web import Answer, serving_answers
 
 from draftwise.verbs.diagnosing import add_diagnoses
-from draftwise.watching.prometheus import PrometheusWatcher, Selection
+from draftwise.watching.prometheus import MUTE, PrometheusWatcher, Selection, select
 from draftwise.watching.watcher import Snapshot
 
 NOW_S, STEP_S = 1_700_000_000, 15
@@ -348,8 +348,9 @@ def test_a_target_that_two_jobs_scrape_is_read_once() -> None:
     left_out = ("pool", "service")
     bare = [{**row, "metric": {k: v for k, v in row["metric"].items() if k not in left_out}} for row in own]
     again = [{**row, "metric": {**row["metric"], "job": "pods"}} for row in own]
+    pair = [{**row, "metric": {**row["metric"], "prometheus_replica": "b"}} for row in own]
     expected, _ = watch(own)
-    for more in (bare, again):
+    for more in (bare, again, pair):
         assert watch([*own, *more])[0].recent == expected.recent
 
 
@@ -387,6 +388,24 @@ def test_prometheus_takes_the_queries(tmp_path: Path) -> None:
     rules = [{"record": f"r:{number}", "expr": each} for number, each in enumerate(expressions)]
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_a_target_that_passes_on_the_counters_of_servers_is_not_mute(tmp_path: Path) -> None:
+    selection = Selection(service="chat")
+    of_all = 'job="llm",service="chat",pool="spec"'
+    series = [f'up{{{of_all},instance="{name}"}}' for name in ("collector", "mute")]
+    series.append(f'vllm:generation_tokens_total{{{of_all},instance="collector",exported_instance="a:8000"}}')
+    expression = MUTE.format(selection.of_targets, "instance", select(selection, {"generation_tokens"}))
+    expected = [{"labels": '{instance="mute"}', "value": 1}]
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": each, "values": "1x20"} for each in series],
+        "promql_expr_test": [{"expr": expression, "eval_time": "4m", "exp_samples": expected}],
+    }
+    (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": [], "tests": [case]}))
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -152,6 +152,17 @@ def test_an_engine_that_counts_no_drafts_is_named() -> None:
     assert "metrics-renamed" not in found
 
 
+def test_a_gauge_of_sglang_tells_that_it_speculates_and_not_how_many_tokens_a_step_gives() -> None:
+    class Other(SimulatedPage):
+        def text(self) -> str:
+            return "sglang:generation_tokens_total 8000\nsglang:spec_accept_length 2.5\n"
+
+    (snapshot,), _ = observe(lambda: [Other("spec", "http://a:8000", SPEC)], 1)
+    (told,) = [each for each in snapshot.findings if each.code == "drafts-uncounted"]
+    assert "an acceptance length of 2.50 over its last steps only, so tokens per step are unknown" in told.message
+    assert "with speculation" not in told.fix
+
+
 def test_a_page_of_the_v0_engine_is_named() -> None:
     class Old(SimulatedPage):
         def text(self) -> str:

@@ -1,6 +1,9 @@
 """Laws of reading logs: one request and its answer, in every shape that a log writes them, is read as the same."""
 
+import bz2
 import json
+import lzma
+import re
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,6 +87,23 @@ LANGFUSE = {
     "modelParameters": {"max_tokens": 50, "temperature": 0.5},
     "usageDetails": {"input": 9, "output": 17},
 }
+GEMINI = {"contents": [{"role": "user", "parts": [{"text": ASKED}]}],
+          "systemInstruction": {"parts": [{"text": "Be short."}]},
+          "generationConfig": {"maxOutputTokens": 50, "temperature": 0.5}}  # fmt: skip
+
+
+def candidates(text: str, **usage: int) -> dict[str, Any]:
+    said = {"content": {"role": "model", "parts": [{"text": text}]}, "finishReason": "STOP"}
+    return {"candidates": [said], "usageMetadata": {"promptTokenCount": 9, **usage}}
+
+
+WRITTEN = candidates(SAID, candidatesTokenCount=17)
+SAMPLE = {"logging_time": "2025-09-02 10:14:50.313 UTC", "request_id": "9", "request_payload": [ASKED]}
+KONG = {"request": {"uri": "/v1/chat/completions", "method": "POST"}, "response": {"status": 200}, "started_at": 1}
+OLLAMA = {"messages": MESSAGES, "options": {"num_predict": 50, "temperature": 0.5}, "model": "m"}
+PIECES = [{"message": {"role": "assistant", "content": SAID[at : at + 5]}, "done": False}
+          for at in range(0, len(SAID), 5)]  # fmt: skip
+LAST = {"message": {"role": "assistant", "content": ""}, "done": True, "eval_count": 17}
 SPEND = {"request_id": "x", "call_type": "acompletion", "startTime": "2026-01-01 00:00:00", "messages": "{}"}
 
 
@@ -189,6 +209,42 @@ SHAPES: dict[str, Any] = {
     "elasticsearch": {"took": 1, "hits": {"total": {"value": 1}, "hits": [
         {"_index": "x", "_id": "1", "_source": {"request": BODY, "response": ANSWER}}]}},
     "openpipe": {"input": BODY, "output": ANSWER, "tags": {"route": "chat"}},
+    "gemini": {"request": GEMINI, "response": WRITTEN},
+    "vertex": {**SAMPLE, "full_request": json.dumps(GEMINI), "full_response": json.dumps(WRITTEN)},
+    "vertex with a stream": {**SAMPLE, "api_method": "streamGenerateContent", "full_request": GEMINI,
+                             "full_response": [candidates(SAID[:9]), candidates(SAID[9:], candidatesTokenCount=17)]},
+    "vertex with claude": {**SAMPLE, "api_method": "rawPredict", "full_request": {
+        **BODY, "system": "Be short.", "messages": MESSAGES[1:]}, "full_response": {
+        "type": "message", "content": [{"type": "text", "text": SAID}], "usage": {"output_tokens": 17}}},
+    "api management": {"CorrelationId": "c", "Url": "https://x/chat/completions", "ResponseCode": 200,
+                       "BackendRequestBody": json.dumps(BODY), "BackendResponseBody": STREAM},
+    "api management's diagnostics": {"records": [{"category": "GatewayLogs", "correlationId": "c", "properties": {
+        "url": "https://x/chat/completions", "responseCode": 200, "requestBody": json.dumps(BODY),
+        "responseBody": json.dumps(ANSWER)}}]},
+    "cloudflare": {"Gateway": "g", "Endpoint": "chat/completions", "RequestBody": BODY, "ResponseBody": STREAM},
+    "kong": {**KONG, "ai": {"proxy": {"payload": {"request": json.dumps(BODY), "response": STREAM}}}},
+    "kong 3.7": {**KONG, "ai": {"payload": {"request": json.dumps(BODY)}, "ai-proxy": {
+        "payload": {"response": json.dumps(ANSWER)}, "usage": {"completion_token": 17}}}},
+    "sagemaker": {"captureData": {"endpointInput": {"data": json.dumps(BODY), "encoding": "JSON"},
+                                  "endpointOutput": {"data": json.dumps(ANSWER), "encoding": "JSON"}}},
+    "ollama": {"request": OLLAMA, "response": {**LAST, "message": {"role": "assistant", "content": SAID}}},
+    "ollama with lines": {"request": OLLAMA, "response": "\n".join(map(json.dumps, [*PIECES, LAST]))},
+    "braintrust": {"id": "b", "root_span_id": "t", "span_attributes": {"type": "llm"}, "input": MESSAGES,
+                   "output": ANSWER["choices"], "metrics": {"completion_tokens": 17},
+                   "metadata": {"model": "m", "max_tokens": 50, "temperature": 0.5}},
+    "opik": {**LANGFUSE, "type": "llm", "input": BODY, "output": ANSWER},
+    "logfire": {"trace_id": "t", "span_id": "s", "start_timestamp": "2026-11-01T10:00:00Z", "attributes": {
+        "gen_ai.system": "openai", "request_data": BODY, "response_data": {**ANSWER["choices"][0], "usage": USAGE}}},
+    "phoenix data frame": {f"attributes.{key}": value if isinstance(value, str) else str(value) for key, value in {
+        "openinference.span.kind": "LLM",
+        "llm.invocation_parameters": json.dumps({"max_tokens": 50, "temperature": 0.5}),
+        "llm.input_messages": [{f"message.{key}": each[key] for key in each} for each in MESSAGES],
+        "llm.output_messages": [{"message.role": "assistant", "message.content": SAID}],
+        "llm.token_count.completion": "17"}.items()},
+    "cohere": {"request": {"message": ASKED, "preamble": "Be short.", "max_tokens": 50, "temperature": 0.5},
+               "response": {"text": SAID, "generation_id": "g", "meta": {"tokens": {"output_tokens": 17}}}},
+    "ollama's generate": {"request": {**OLLAMA, "messages": None, "prompt": ASKED, "system": "Be short."},
+                          "response": {**LAST, "message": None, "response": SAID}},
     "cloudwatch": {"events": [
         {"timestamp": 1, "eventId": "1", "message": json.dumps({"request": BODY, "response": ANSWER})}]},
 }  # fmt: skip
@@ -218,11 +274,103 @@ def test_requests_of_a_gateway_and_of_a_batch_are_read_without_what_their_logs_l
     assert read({"custom_id": "a", "params": BODY})[:4] == (MESSAGES, 50, 0.5, None)
 
 
-def test_a_part_of_a_message_that_is_no_text_is_no_question() -> None:
+TGI = {"inputs": ASKED, "parameters": {"max_new_tokens": 50, "temperature": 0.5}}
+SGLANG = {"text": ASKED, "sampling_params": {"max_new_tokens": 50, "temperature": 0.5}}
+SPOKEN = {"text": SAID, "output_ids": [1], "meta_info": {"completion_tokens": 17}}
+TITAN = {"inputText": ASKED, "textGenerationConfig": {"maxTokenCount": 50, "temperature": 0.5}}
+LINE = "[2026-11-01 10:00:0{} TP0] {}: obj=GenerateReqInput(rid='a', text={!r}, sampling_params={{'temperature': 0.5, "
+LINE += "'max_new_tokens': 50}})"
+OUT = f", out={{'text': {SAID!r}, 'meta_info': {{'completion_tokens': 17}}}}"
+
+
+@pytest.mark.parametrize("log", [
+    {"request": TGI, "response": {"generated_text": SAID, "details": {"generated_tokens": 17}}},
+    {"request": TGI, "response": [{"generated_text": SAID, "details": {"generated_tokens": 17}}]},
+    {"request": TGI, "response": sse([{"token": {"text": "B"}, "generated_text": None},
+     {"token": {"text": "e"}, "generated_text": SAID, "details": {"generated_tokens": 17}}], gap=1)},
+    {"request": SGLANG, "response": json.dumps(SPOKEN)},
+    {"request": {"prompt": ASKED, "max_gen_len": 50, "temperature": 0.5},
+     "response": {"generation": SAID, "generation_token_count": 17, "stop_reason": "stop"}},
+    {"request": TITAN, "response": {"inputTextTokenCount": 2, "results": [{"outputText": SAID, "tokenCount": 17}]}},
+    [{"event": "request.received", "rid": "a", "obj": {**SGLANG, "text": None, "input_ids": [5]}},
+     {"event": "request.finished", "rid": "a", "obj": SGLANG, "out": SPOKEN}],
+    "\n".join((LINE.format(0, "Receive", ASKED), "[2026-11-01 10:00:01] P.", LINE.format(2, "Finish", ASKED) + OUT)),
+])  # fmt: skip
+def test_requests_with_a_text_are_read(log: Any) -> None:
+    (prompt,) = load(log if isinstance(log, str) else json.dumps(log)).prompts
+    said = prompt.recorded
+    assert (prompt.text, prompt.max_tokens, said.temperature, said.answer, said.num_tokens) == (
+        ASKED,
+        50,
+        0.5,
+        SAID,
+        17,
+    )
+
+
+def test_what_gemini_thought_and_called_is_no_answer() -> None:
+    parts = [{"text": "hm", "thought": True}, {"functionCall": {"name": "f", "args": {}}}, {"text": SAID}]
+    answer = {"candidates": [{"content": {"role": "model", "parts": parts}}],
+              "usageMetadata": {"candidatesTokenCount": 17, "thoughtsTokenCount": 3}}  # fmt: skip
+    assert read({"request": GEMINI, "response": answer}) == (MESSAGES, 50, 0.5, SAID, 20, True, True)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_stream_of_gemini_with_a_file_in_it_has_no_text_as_its_answer(order: int) -> None:
+    file = {"candidates": [{"content": {"role": "model", "parts": [{"inlineData": {"data": "eA=="}}]}}]}
+    assert read({"request": GEMINI, "response": [candidates("a"), file][::order]})[3] is None
+
+
+def test_a_conversation_under_items_is_read_and_a_cut_stream_has_no_answer() -> None:
+    (prompt,) = load(json.dumps({"items": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]})).prompts
+    assert (prompt.messages, prompt.recorded.answer) == (({"role": "user", "content": "q"},), "a")
+    assert read({"request": OLLAMA, "response": "\n".join(map(json.dumps, PIECES))})[3:5] == (None, None)
+
+
+def test_entries_of_one_request_are_joined_by_their_numbers() -> None:
+    said = [{"role": "assistant", "content": SAID}]
+    asked = json.dumps(MESSAGES)
+    parts = [{"ResponseMessages": json.dumps(said), "CompletionTokens": 17}, {"RequestMessages": asked[30:]},
+             {"RequestMessages": asked[:30]}]  # fmt: skip
+    rows = [{"CorrelationId": "c", "SequenceNumber": 2 - at, **part} for at, part in enumerate(parts)]
+    (prompt,) = load("".join(json.dumps(row) + "\n" for row in rows)).prompts
+    assert ([*prompt.messages], prompt.recorded.answer, prompt.recorded.num_tokens) == (MESSAGES, SAID, 17)
+
+
+ENTRIES = [
+    {"SequenceNumber": 0, "CompletionTokens": 17},
+    {"SequenceNumber": 1, "RequestMessages": [MESSAGES[0], {"role": "user", "content": ASKED[:4]}]},
+    {"SequenceNumber": 2, "RequestMessages": [{"role": "user", "content": ASKED[4:]}]},
+    *(
+        {"SequenceNumber": 3 + n, "ResponseMessages": json.dumps([{"role": "assistant", "content": SAID[4 * n :][:4]}])}
+        for n in range(-(-len(SAID) // 4))
+    ),
+]
+"""Of API Management: tokens, the question in two entries, the answer in several, each with messages of its own."""
+
+
+@pytest.mark.parametrize(
+    ("without", "answer"), [((), SAID), ((0,), SAID), ((4,), None), ((2,), ""), ((1,), ""), ((0, 1), "")]
+)
+def test_messages_cut_into_entries_are_joined_and_what_misses_an_entry_is_not_made_up(
+    without: tuple[int, ...], answer: str | None
+) -> None:
+    kept = [{"CorrelationId": c, **each} for each in ENTRIES for c in "ab" if each["SequenceNumber"] not in without]
+    text = "".join(json.dumps(row) + "\n" for row in (*kept[::-1], kept[-1]))
+    if answer == "":
+        with pytest.raises(InvalidSetup, match="part of a request only"):
+            load(text)
+        return
+    found = [([*each.messages], each.recorded.answer) for each in load(text).prompts]
+    assert found == [(MESSAGES, answer)] * 2
+
+
+@pytest.mark.parametrize("text", [{}, None])
+def test_a_part_of_a_message_that_is_no_text_is_no_question(text: Any) -> None:
     key = "attributes.llm.input_messages.1.message.contents.0.message_content.text"
     rest = {"attributes.openinference.span.kind": "LLM", "attributes.llm.input_messages.1.message.role": "user"}
     with pytest.raises(InvalidSetup):
-        load(json.dumps({**rest, key: {}}))
+        load(json.dumps({**rest, key.replace(".text", ".type"): "text", key: text}))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -248,8 +396,8 @@ def test_a_file_of_tab_separated_columns_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("begin", "what"),
-    [(b"PAR1\x15", "a Parquet file"), (b"\x28\xb5\x2f\xfd\x04", "packed with zstd"), (b"\xfd7zXZ\0", "packed with xz"),
-     (b"BZh91", "packed with bzip2"), (b"PK\x03\x04\x14", "a ZIP archive"), ("{}".encode("utf-16"), "UTF-16")],
+    [(b"PAR1\x15", "a Parquet file"), (b"\x28\xb5\x2f\xfd\x04", "packed with zstd"),
+     (b"PK\x03\x04\x14", "a ZIP archive")],
 )  # fmt: skip
 def test_a_file_that_holds_no_text_is_named_once(begin: bytes, what: str, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(begin + b"\n\xff\n" * 40)
@@ -272,8 +420,8 @@ def test_a_page_key_next_to_a_request_is_the_users_own() -> None:
 
 @pytest.mark.parametrize("row", ["a, b,c", "a", '"a'])
 def test_a_csv_row_of_another_width_is_named(row: str) -> None:
-    with pytest.raises(InvalidSetup, match=r"cells where the header has 2|cannot be read"):
-        load(f"prompt,response\nok,ok\n{row}\n", "own.csv")
+    with pytest.raises(InvalidSetup, match=r"own\.csv:2 has .* where the header has 2"):
+        load(f"prompt,response\n{row}\n", "own.csv")
 
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=30)
@@ -329,7 +477,7 @@ def test_streams_of_other_apis_and_errors() -> None:
     assert [each.answer for each in said] == ["b", "b", "ab", None, None, None]
     assert [each.reasoned for each in said[:3]] == [True, True, False]
     assert (said[1].num_tokens, said[2].token_ids) == (5, (97, 98))
-    assert "1 row failed" in workload.description
+    assert "1 of 7 rows failed: line 7" in workload.description
 
 
 def test_answers_that_look_like_json_or_streams_stay_text() -> None:
@@ -346,7 +494,7 @@ def test_a_batch_input_and_output_in_one_file_are_joined() -> None:
     workload = load("".join(json.dumps(row) + "\n" for row in (OUTPUT, BATCH, *failed, {**OUTPUT, "custom_id": "z"})))
     (prompt,) = workload.prompts
     assert (prompt.id, prompt.recorded.answer, prompt.recorded.num_tokens) == ("a", SAID, 17)
-    assert "1 row failed; 1 row without its request" in workload.description
+    assert "1 of 5 rows failed: line 3; 1 of 5 rows without a request: line 5" in workload.description
 
 
 @pytest.mark.parametrize(
@@ -356,6 +504,19 @@ def test_a_batch_input_and_output_in_one_file_are_joined() -> None:
         ({**SPEND, "proxy_server_request": "{}", "response": "{}"}, "LiteLLM logged without its messages"),
         ({**LANGFUSE, "input": None}, "Langfuse exported without its input"),
         ({"name": "llm_request", "attributes": PLAIN}, "a span without its messages"),
+        (SAMPLE, "a row of a Vertex AI log without its request"),
+        (
+            {"event": "request.finished", "rid": "a", "obj": {"sampling_params": {}}},
+            "SGLang's log, which holds no prompt",
+        ),
+        (
+            {"event": "request.received", "rid": "a", "obj": {**SGLANG, "text": "a" * 1024 + "..." + "b" * 1024}},
+            "a part of it",
+        ),
+        ({"custom_id": "a", "result": {"type": "succeeded", "message": {}}}, "answers without their requests"),
+        ({**KONG, "ai": {"proxy": {"usage": {}}}}, "Kong logged without its payload"),
+        ({"CorrelationId": "c", "RequestBody": json.dumps(BODY)[:40]}, "whose body API Management cut"),
+        ({"captureData": {"endpointInput": {"data": "e30=", "encoding": "BASE64"}}}, "whose data is no JSON text"),
         ({"instruction": "Translate.", "input": "Hello", "output": "Hallo"}, "an instruction and its input apart"),
     ],
 )
@@ -371,19 +532,53 @@ def test_a_log_without_its_requests_is_refused_with_what_is_missing(row: Any, wo
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({**SPEND, "proxy_server_request": {"litellm_truncated": True}}, "1 row cut by LiteLLM"),
-        ({**SPEND, "messages": [{"role": "user", "content": "redacted-by-litellm"}]}, "1 row redacted"),
-        ({"attributes": {**GENAI, "gen_ai.operation.name": "execute_tool"}}, "1 row no completion"),
-        ({"attributes": {"http.method": "GET"}, "name": "GET", "spanId": "s"}, "1 row no completion"),
-        ({"attributes": GENAI, "status": {"code": 2}}, "1 row failed"),
+        ({**SPEND, "proxy_server_request": {"litellm_truncated": True}}, "1 of 1 rows cut by LiteLLM"),
+        ({**SPEND, "messages": [{"role": "user", "content": "redacted-by-litellm"}]}, "1 of 1 rows redacted"),
+        ({"attributes": {**GENAI, "gen_ai.operation.name": "execute_tool"}}, "1 of 1 rows no completion"),
+        ({"attributes": {"http.method": "GET"}, "name": "GET", "spanId": "s"}, "1 of 1 rows no completion"),
+        ({"attributes": GENAI, "status": {"code": 2}}, "1 of 1 rows failed"),
+        ({"Gateway": "g", "RequestBody": {"type": "encrypted", "data": "eA=="}}, "1 of 1 rows encrypted: decrypt"),
         ({"attributes": {**GENAI, "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "blob"}]}]}},
-         "1 row with images or files that are not in the log"),
+         "1 of 1 rows with images or files that are not in the log"),
     ],
 )  # fmt: skip
 def test_what_is_not_what_was_sent_is_passed_over(row: Any, words: str) -> None:
     with pytest.raises(InvalidSetup) as caught:
         load(json.dumps(row) + "\n")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("asked", "answered"), [
+    ({"custom_id": "a", "params": BODY}, {"custom_id": "a", "result": {"message": ANSWER["choices"][0]["message"]}}),
+    ({"key": "a", "request": GEMINI}, {"key": "a", "response": WRITTEN}),
+])  # fmt: skip
+def test_the_files_of_a_batch_are_joined(asked: Any, answered: Any) -> None:
+    (prompt,) = load(json.dumps([answered, asked])).prompts
+    assert (prompt.id, [*prompt.messages], prompt.recorded.answer) == ("a", MESSAGES, SAID)
+
+
+@pytest.mark.parametrize("row", [
+    {"attributes": {**GENAI, "gen_ai.conversation.id": "c"}, "trace_id": "t"},
+    {"run_type": "llm", "inputs": BODY, "session_id": "a project", "extra": {"metadata": {"thread_id": "c"}}},
+    {"run_type": "llm", "inputs": BODY, "session_id": "a project", "trace_id": "c"},
+])  # fmt: skip
+def test_the_conversation_is_where_a_format_has_it(row: Any) -> None:
+    assert load(json.dumps(row)).prompts[0].recorded.conversation == "c"
+
+
+def test_conversations_of_chat_ui_are_read() -> None:
+    said = [{"from": "system", "content": "Be short."}, {"from": "user", "content": ASKED}]
+    (prompt,) = load(
+        json.dumps({"_id": {"$oid": "1"}, "messages": [*said, {"from": "assistant", "content": SAID}]})
+    ).prompts
+    assert ([*prompt.messages], prompt.recorded.answer) == (MESSAGES, SAID)
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress, lambda text: text.decode().encode("utf-16")])
+def test_packed_files_and_utf_16_are_read(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_bytes(pack(b"prompt;response\r\nWhy, then?;So.\r\n"))
+    (prompt,) = load_workload(f"log:{tmp_path / 'log.csv'}").prompts
+    assert (prompt.text, prompt.recorded.answer) == ("Why, then?", "So.")
 
 
 def test_conversations_of_wildchat_are_read_without_its_columns() -> None:
@@ -445,7 +640,7 @@ def test_vllms_log_without_prompts_or_with_cut_ones_is_refused() -> None:
     lines = [line for line in engine_log("0.33", "p", "s").splitlines() if " DEBUG " not in line]
     with pytest.raises(InvalidSetup, match="vLLM's log, which holds no prompts"):
         load("\n".join(lines), "vllm.log")
-    with pytest.raises(InvalidSetup, match="1 row cut by --max-log-len"):
+    with pytest.raises(InvalidSetup, match="1 of 1 rows cut by --max-log-len"):
         load("INFO 02-13 11:33:30 args: {'max_log_len': 4}\n" + engine_log("0.33", "What", "s"), "vllm.log")
 
 
@@ -514,6 +709,18 @@ def test_no_damage_to_a_row_is_a_traceback(shape: str, data: st.DataObject) -> N
     except InvalidSetup:
         return  # said, as it should be
     assert all(prompt.text or prompt.messages for prompt in workload.prompts)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bad_rows_are_counted_and_stop_no_other(shape: str) -> None:
+    row, good = SHAPES[shape], json.dumps(SHAPES[shape])
+    changed = {json.dumps(put(row, path, lambda _, new=new: new)) for path in places(row) for new in (None, "x")}  # type: ignore[misc]
+    lines = [good, good[: len(good) // 2], "{}", *changed, good]
+    workload = load("\n".join(lines))
+    assert sum([*prompt.messages] == MESSAGES for prompt in workload.prompts) >= 2
+    left_out = sum(map(int, re.findall(r"(\d+) of \d+ rows", workload.left_out)))
+    texts = shape in ("elasticsearch", "cloudwatch")  # in which a line may be any text, such as "x"
+    assert len(workload.prompts) + left_out >= len(lines) - texts
 
 
 @pytest.mark.parametrize(

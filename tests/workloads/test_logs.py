@@ -107,8 +107,8 @@ def test_what_failed_or_was_no_completion_is_passed_over_and_said(tmp_path: Path
     ]
     workload = load(tmp_path, rows)
     assert len(workload.prompts) == 1
-    assert "4 rows failed; 2 rows no completion" in workload.description
-    with pytest.raises(InvalidSetup, match=r"holds no prompt \(1 row failed\)"):
+    assert "4 of 7 rows failed: lines 2, 3, 6, 7; 2 of 7 rows no completion: lines 4, 5" in workload.description
+    with pytest.raises(InvalidSetup, match=r"holds no prompt \(1 of 1 rows failed: line 1\)"):
         load(tmp_path, rows[1:2])
 
 
@@ -166,7 +166,7 @@ def test_conversations_in_which_nobody_asks_are_passed_over(tmp_path: Path) -> N
     orphan = {"id": "o", "conversations": [{"from": "gpt", "value": "an answer"}]}
     workload = load(tmp_path, [orphan, CONVERSATION, {"id": "e", "conversations": []}])
     assert len(workload.prompts) == 1
-    assert "2 rows without a question" in workload.description
+    assert "2 of 3 rows without a question: lines 1, 3" in workload.description
 
 
 def test_later_turns_carry_what_was_said_before_and_the_answers_lengths(tmp_path: Path) -> None:

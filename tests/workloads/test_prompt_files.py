@@ -1,14 +1,19 @@
 """Files of prompts: what is read, and what a user is told when it cannot be."""
 
+import bz2
 import gzip
 import json
+import lzma
+import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.loaded import load_workload
 
-from draftwise.core import InvalidSetup, Workload
-from draftwise.workloads import BUNDLED, read_prompts
+from draftwise.core import InvalidSetup, Severity, Workload
+from draftwise.workloads import BUNDLED, load_workloads, read_prompts, tell_left_out
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -57,8 +62,8 @@ def test_a_file_gives_its_prompts_in_order_with_defaults(tmp_path: Path) -> None
             "own.jsonl:1 has -1 as arrival_s, which must be seconds from the",
         ),
         ('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}', "own.jsonl has the id 'a' more than once."),
-        ('[{"prompt": "a"}, {"prompt": ', "own.jsonl:1 is not valid JSON"),
-        ('[\n{"prompt": "a"},\n\n{"prompt": 5}]', "own.jsonl:4 has a prompt that is empty or no text"),
+        ('[{"prompt": ', "own.jsonl:1 to the end is not valid JSON"),
+        ('[\n{"prompt": {}},\n\n{"prompt": 5}]', "own.jsonl:4 has a prompt that is empty or no text"),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path: Path, text: str, words: str) -> None:
@@ -69,8 +74,8 @@ def test_a_wrong_file_is_explained(tmp_path: Path, text: str, words: str) -> Non
 
 def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetup) as caught:
-        load_workload(write(tmp_path, '{\n{"prompt": "a"}\n[]\n'))
-    assert [finding.where for finding in caught.value.findings] == ["own.jsonl:1", "own.jsonl:3"]
+        load_workload(write(tmp_path, '{\n{"prompt": ""}\n[]\n'))
+    assert [finding.where for finding in caught.value.findings] == ["own.jsonl:1", "own.jsonl:2", "own.jsonl:3"]
 
 
 def test_many_faults_are_counted_rather_than_listed(tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_many_faults_are_counted_rather_than_listed(tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_utf8_are_a_fault_of_their_line(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    path.write_bytes(b'{"prompt": ""}\n{"prompt": "\xff"}\n')
     with pytest.raises(InvalidSetup, match=r"own\.jsonl:2 is not UTF-8"):
         load_workload(str(path))
 
@@ -116,6 +121,117 @@ def test_packed_files_and_byte_order_marks_are_read(tmp_path: Path) -> None:
     path.write_bytes(b"no gzip")
     with pytest.raises(InvalidSetup, match=r"own\.jsonl\.gz cannot be read"):
         load_workload(str(path))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("damage", [lambda packed: packed[: len(packed) * 3 // 4], lambda packed: packed[:30]])
+def test_a_packed_file_that_is_cut_is_read_up_to_there(
+    pack: Callable[[bytes], bytes], damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "own.jsonl"
+    texts = [random.Random(number).randbytes(400).hex() for number in range(400)]
+    path.write_bytes(damage(pack("".join(json.dumps({"prompt": text}) + "\n" for text in texts).encode())))
+    try:
+        (workload,) = load_workloads(str(path))
+    except InvalidSetup as error:
+        assert "own.jsonl cannot be read" in str(error)  # noqa: PT017
+        return
+    read = [prompt.text for prompt in workload.prompts]
+    assert read == texts[: len(read)]
+    assert re.search(r"everything from line \d+ on is lost, because the packed file is damaged$", workload.left_out)
+
+
+@pytest.mark.parametrize(
+    ("pack", "damage"),
+    [
+        (gzip.compress, lambda packed: packed[:-6] + bytes([packed[-6] ^ 255]) + packed[-5:]),
+        (gzip.compress, lambda packed: packed + b"more"),
+        (bz2.compress, lambda packed: packed[:-3000] + bytes([packed[-3000] ^ 255]) + packed[-2999:]),
+    ],
+)
+def test_damage_late_in_a_packed_file_loses_only_what_follows(
+    pack: Callable[[bytes], bytes], damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    texts = [random.Random(number).randbytes(400).hex() for number in range(1500)]
+    packed = damage(pack("\n".join(json.dumps({"prompt": text}) for text in texts).encode()))
+    (tmp_path / "own.jsonl").write_bytes(packed)
+    (workload,) = load_workloads(str(tmp_path / "own.jsonl"))
+    assert len({prompt.text for prompt in workload.prompts} & set(texts)) > 1000
+    assert re.match(r"everything from line \d+ on is lost, because the packed file is damaged", workload.left_out)
+
+
+@pytest.mark.parametrize(
+    ("pack", "name"), [(gzip.compress, "own.csv.gz"), (bz2.compress, "own.csv.bz2"), (lzma.compress, "own.tsv.xz")]
+)
+def test_a_packed_table_is_a_table(pack: Callable[[bytes], bytes], name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(pack(b"prompt;max_tokens\na;3\n"))
+    assert [(each.text, each.max_tokens) for each in load_workload(str(tmp_path / name)).prompts] == [("a", 3)]
+
+
+@pytest.mark.parametrize("key", ["rid", "uid"])
+def test_an_id_of_the_engine_is_no_slip(key: str, tmp_path: Path) -> None:
+    row = {"text": "a", "sampling_params": {"max_new_tokens": 3}, key: "1"}
+    assert load_workload(write(tmp_path, json.dumps(row))).prompts[0].text == "a"
+
+
+_SPAN = json.dumps({"span_id": "1", "attributes.llm.input_messages": "[{'a': {[]}}]"})
+_ENGINE = (
+    "[2026-01-02 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='b', sampling_params={'max_new_tokens': %s})"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("own.jsonl", '{"prompt": "b", "n": ' + "9" * 5000 + "}"),
+        ("own.json", '{"prompt": "b", "n": ' + "9" * 5000 + "}"),
+        ("own.jsonl", '{"message": "b", "chat_history": 5}'),
+        ("own.jsonl", _SPAN),
+    ],
+    ids=["digits", "digits in an array", "history", "span"],
+)
+def test_a_row_that_python_cannot_convert_stops_no_other(name: str, row: str, tmp_path: Path) -> None:
+    rows = ['{"prompt": "a"}', row, '{"prompt": "c"}']
+    text = "\n".join(rows) if name == "own.jsonl" else "[" + ",\n".join(rows) + "]"
+    (workload,) = load_workloads(write(tmp_path, text, name))
+    assert [prompt.text for prompt in workload.prompts] == ["a", "c"]
+    assert "1 of 3 rows" in workload.left_out
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_limit_in_an_engine_log_that_is_no_number_of_tokens_is_not_read(digits: int, tmp_path: Path) -> None:
+    (prompt,) = load_workload(write(tmp_path, _ENGINE % ("9" * digits), "own.log")).prompts
+    assert (prompt.text, prompt.max_tokens) == ("b", 128)
+
+
+def _docker(number: int, row: str) -> str:
+    return json.dumps({"log": row, "stream": "stdout", "time": f"2026-01-02T{number // 3600:02}:00:00Z"})
+
+
+COUNTED = [
+    ("other kind", [_docker(i, json.dumps({"prompt": "a"} if i % 5 else {"msg": "b"}) + "\n") for i in range(15_000)],
+     "3,000 of 15,000 rows of another kind"),
+    ("recording", [json.dumps({"prompt": "a", "timestamp": 1.7e9 + i}) if i % 4 else "{" for i in range(20_000)],
+     "2,500 of 10,000 rows damaged"),
+    ("sample", ["{", *('{"prompt": "a"}' for _ in range(40_000))], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "said"), [case[1:] for case in COUNTED], ids=[case[0] for case in COUNTED])
+def test_faults_of_a_file_that_is_read_twice_count_once(lines: list[str], said: str, tmp_path: Path) -> None:
+    (workload,) = load_workloads(write(tmp_path, "\n".join(lines)), keeps_times=True)
+    assert workload.left_out.startswith(said)
+    assert bool(workload.left_out) is bool(said)
+
+
+def test_a_packed_file_with_wrong_bytes_is_said(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(b'{"prompt": "a"}\n' * 9))
+    for place in range(10, len(packed)):
+        (tmp_path / "own.jsonl").write_bytes(packed[:place] + bytes([packed[place] ^ 255]) + packed[place + 1 :])
+        try:
+            assert load_workload(str(tmp_path / "own.jsonl")).left_out
+        except InvalidSetup as error:
+            assert "own.jsonl" in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize(
@@ -161,6 +277,31 @@ def test_a_long_recording_keeps_its_rate_in_stretches_and_says_so(tmp_path: Path
     workload: Workload = load_workload(numbered(tmp_path, 10_001, timestamp=1700000000))
     assert workload.description == "20 stretches of 500 rows each of 10001, drawn with seed 0"
     assert len(workload.prompts) == 10_000
+
+
+DAMAGED = [
+    ("own.jsonl", '{"prompt": "a"}\n{"prompt": "b\n[]\n{}\n{"prompt": "c", "max_tokens": 0}\n{"promt": "d"}\n'
+     '{"prompt": "e"}\n', "ae",
+     "1 of 7 rows damaged, no valid JSON: line 2; 3 of 7 rows without a request: lines 3, 4, 6; "
+     "1 of 7 rows with max_tokens out of range: line 5; 1 of 7 rows with the unknown key 'promt': line 6"),
+    ("own.json", '[{"prompt": "a"},\n{"prompt": "b"\n{"prompt": "c"},\n{"prompt": "d', "ac",
+     "2 of 4 rows damaged, no valid JSON: lines 2, 4 to the end"),
+    ("own.json", '[\n  {\n    "prompt": "a"\n  },\n  {\n    "prompt": x\n  },\n  {\n    "prompt": "c"\n  }\n]', "ac",
+     "1 of 3 rows damaged, no valid JSON: line 5"),
+    ("own.csv", 'prompt,route\na,x\nb,x,y\n"c"d,x\ne,x\n"f,x\ng,x\n', "ae",
+     "4 of 6 rows with cells that do not match the header: lines 3, 4, 6, 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "read", "said"), DAMAGED)
+def test_a_damaged_row_is_counted_and_named_and_stops_no_other(
+    tmp_path: Path, name: str, text: str, read: str, said: str
+) -> None:
+    (workload,) = load_workloads(write(tmp_path, text, name))
+    assert [prompt.text for prompt in workload.prompts] == list(read)
+    assert (workload.left_out, workload.population) == (said, len(read))
+    (finding,) = tell_left_out([workload])
+    assert (finding.severity, said in finding.message) == (Severity.WARNING, True)
 
 
 def test_faults_among_rows_that_are_not_drawn_stop_nothing(tmp_path: Path) -> None:

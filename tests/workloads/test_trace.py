@@ -9,9 +9,8 @@ from tests.support.loaded import load_workload
 from draftwise.core import InvalidSetup
 from draftwise.workloads import EstimatedTokens, profile_workload
 
-AZURE = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.9799600,48,10\n2023-11-16 18:17:03.4799600,374,44\n"
-)
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+AZURE = HEAD + "2023-11-16 18:17:04.9799600,48,10\n2023-11-16 18:17:03.4799600,374,44\n"
 BURST = (
     "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     "5,,1.5,ChatGPT,48,10,58,API log\n45,,2,GPT-4,100,0,100,API log\n65,,2,GPT-4,374,44,418,API log\n"
@@ -48,7 +47,7 @@ def test_published_traces_give_arrivals_lengths_and_natural_texts(
 
 
 def test_failed_requests_are_passed_over_and_said(tmp_path: Path) -> None:
-    assert "1 row without tokens (failed)" in load_workload(write(tmp_path, BURST)).description
+    assert "rows without tokens (failed): line" in load_workload(write(tmp_path, BURST)).description
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_options_cut_a_trace_before_its_texts_are_made(tmp_path: Path) -> None:
     assert (short.max_tokens, short.messages[0]["role"], short.arrival_s) == (10, "user", 0.0)
     # By the recorded lengths, whose texts may come out a token shorter or longer.
     assert len(load_workload(f"{path}#prompt=48-375").prompts) == 2
-    with pytest.raises(InvalidSetup, match=r"holds no prompt \(2 rows with prompts of other lengths\)"):
+    with pytest.raises(InvalidSetup, match=r"holds no prompt \(2 of 2 rows with prompts of other lengths: lines"):
         load_workload(f"{path}#prompt=49-374")
     (first,) = load_workload(f"{path}#n=1").prompts
     assert first.max_tokens == 44
@@ -108,12 +107,12 @@ def test_options_cut_a_trace_before_its_texts_are_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (AZURE + "soon,1,1\n", "trace.csv:4 has 'soon' as TIMESTAMP, which is no time."),
-        (AZURE + "2023-11-16 18:17:05,many,1\n", "trace.csv:4 has 'many' as ContextTokens, which must be a whole"),
-        (AZURE + "2023-11-16 18:17:05,1\n", "trace.csv:4 has 2 cells where the header has 3."),
-        (AZURE + "2023-11-16 18:17:05,-1,1\n", "has '-1' as ContextTokens, which must be a whole number"),
+        (HEAD + "soon,1,1\n", "trace.csv:2 has 'soon' as TIMESTAMP, which is no time."),
+        (HEAD + "2023-11-16 18:17:05,many,1\n", "trace.csv:2 has 'many' as ContextTokens, which must be a whole"),
+        (HEAD + "2023-11-16 18:17:05,1\n", "trace.csv:2 has 2 cells where the header has 3."),
+        (HEAD + "2023-11-16 18:17:05,-1,1\n", "has '-1' as ContextTokens, which must be a whole number"),
         ("a,b\n1,2\n", "trace.csv:2 is no row of a known trace. Columns of the traces that are known: Azure"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "trace.csv is no row of a known trace."),
+        (HEAD, "trace.csv is no row of a known trace."),
     ],
 )
 def test_a_wrong_trace_is_explained(tmp_path: Path, text: str, words: str) -> None:
@@ -130,8 +129,15 @@ def test_options_of_logs_are_refused_for_a_trace(tmp_path: Path, option: str) ->
 
 def test_all_faults_of_a_trace_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetup) as caught:
-        load_workload(write(tmp_path, AZURE + "soon,many,1\n2023-11-16 18:17:05,1,1.5\n"))
-    assert [finding.where for finding in caught.value.findings] == ["trace.csv:4", "trace.csv:4", "trace.csv:5"]
+        load_workload(write(tmp_path, HEAD + "soon,many,1\n2023-11-16 18:17:05,1,1.5\n"))
+    assert [finding.where for finding in caught.value.findings] == ["trace.csv:2", "trace.csv:2", "trace.csv:3"]
+
+
+def test_rows_of_a_trace_that_are_damaged_are_counted_and_stop_no_other(tmp_path: Path) -> None:
+    workload = load_workload(write(tmp_path, AZURE + "soon,many,1\n1,2\n"))
+    assert len(workload.prompts) == 2
+    assert "1 of 4 rows without a time or lengths: line 4" in workload.left_out
+    assert "1 of 4 rows with cells that do not match the header: line 5" in workload.left_out
 
 
 def test_texts_of_a_huge_trace_are_cut_off_with_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

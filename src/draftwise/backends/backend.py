@@ -101,6 +101,9 @@ class Backend(Protocol):
     def complaint(self) -> str:
         """Return a hint on where to look if the connection broke."""
 
+    def least_start_s(self) -> float:
+        """Return a lower bound on the seconds of its start, from its share of the cores so far; 0 if unknown."""
+
     async def counters(self) -> Counters:
         """Return the counters of its /metrics; all zero if it never had any."""
 

@@ -50,6 +50,8 @@ class EmbeddedBackend(ChildBackend):
         command = shlex.join(["draftwise", *self._arguments])
         super().__init__(name, command=command, log=log, timeout_s=timeout_s, on_wait=on_wait)
 
+    least_cpu_s = 3.0
+
     async def describe(self) -> ServerInfo:
         """Return what the server reports, and where it runs."""
         info = await super().describe()

@@ -30,6 +30,8 @@ DRAFT_NAMES = r"([\w:.]*[_:.])?vllm[_:.][\w:.]*(spec|draft|accept)[\w:.]*"
 _CREATED = re.compile("[_.]created$")
 _QUOTED = re.compile(r'^\{"([^"\\]+)"\s*,?\s*', re.MULTILINE)
 """Prometheus 3 writes names with dots in quotation marks, as the first label."""
+_DEEP = re.compile(r'^\S*per_pos[^\n]*\bposition="\d{3,}"[^\n]*\n?', re.MULTILINE)
+"""Draft positions from 100 on, which are left out: a page with thousands of them is read in bounded time."""
 _KINDS: Mapping[str, Mapping[str, str]] = {
     "ended": {"abort": "aborted", "error": "failed", "length": "capped", "repetition": "capped"},
     "answered": {"4": "refused", "5": "broken"},
@@ -132,7 +134,7 @@ def parse_gauges(text: str) -> ServerLoad:
 def parse_load_and_counters(text: str) -> tuple[ServerLoad, Counters]:
     """Return the results of `parse_gauges` and `parse_counters` in one pass."""
     gathered = _gather(_samples(text), apart=False).get("", _EngineSamples())
-    return _to_load(gathered.totals), gathered.to_counters()
+    return gathered.to_load(), gathered.to_counters()
 
 
 def find_engine(text: str) -> str | None:
@@ -158,9 +160,9 @@ def parse_cache_tokens(text: str) -> int | None:
             labels = dict(_LABEL.findall(line))
             given = labels.get("kv_cache_size_tokens", "None")
             blocks, size = (labels.get(name, "None") for name in ("num_gpu_blocks", "block_size"))
-            if given.isdigit():
+            if _is_number(given, digits=15):
                 total += int(given)
-            elif blocks.isdigit() and size.isdigit():
+            elif _is_number(blocks) and _is_number(size):
                 total += int(blocks) * int(size)
     return total or None
 
@@ -173,6 +175,8 @@ class _EngineSamples:
         self._positions: dict[int, int] = {}
         self._cache_dtypes: set[str] = set()
         self._at_most: dict[float, float] = {}
+        self._lengths: dict[str, float] = {}
+        self._busy: set[str] = set()
         self.adapters: dict[str, float] = {}
         self.model = ""
         self.is_sparse = False
@@ -182,9 +186,10 @@ class _EngineSamples:
         if reading == "kv_usage":
             self.totals[reading] = max(value, self.totals.get(reading, value))
         elif reading == "reported_length":
-            self.totals[reading] = math.nan if reading in self.totals else value
+            rank, _ = _find_rank(labels)
+            self._lengths[rank] = math.nan if rank in self._lengths else value
         elif reading == "accepted_per_pos":
-            if (position := _parse_labels(labels).get("position", "")).isdecimal():
+            if _is_number(position := _parse_labels(labels).get("position", ""), digits=2):
                 index = int(position)
                 self._positions[index] = self._positions.get(index, 0) + int(value)
         elif reading == "at_most":
@@ -196,6 +201,8 @@ class _EngineSamples:
             self._read_labels(reading, _parse_labels(labels), value)
         else:
             self.totals[reading] = self.totals.get(reading, 0.0) + value
+            if reading == "running" and value:
+                self._busy.add(_find_rank(labels)[0])
             if reading == "generation_tokens":
                 self.model = _parse_labels(labels).get("model_name") or self.model
 
@@ -255,7 +262,7 @@ class _EngineSamples:
         return EngineReading(
             engine=engine,
             counters=counters,
-            load=_to_load(totals),
+            load=self.to_load(),
             sums=Sums(**{name: totals.get(name) for name in _SUMS}),
             counts_drafts=counting,
             sleeping=None if sleeping is None else bool(sleeping),
@@ -266,6 +273,17 @@ class _EngineSamples:
             is_sparse=self.is_sparse,
             tells_acceptance=_tells_acceptance(totals, counters.spec, counting),
             told=self._list_told() if is_whole else frozenset(),
+        )
+
+    def to_load(self) -> ServerLoad:
+        """Return the load among the totals."""
+        totals, known = self.totals, {rank: each for rank, each in self._lengths.items() if each >= 1}
+        return ServerLoad(
+            running=totals.get("running"),
+            waiting=totals.get("waiting"),
+            kv_usage=totals.get("kv_usage"),
+            reported_length=next(iter(known.values()), None) if len(self._lengths) == 1 else None,
+            lengths={rank: each for rank, each in known.items() if rank in self._busy},
         )
 
     def _list_told(self) -> frozenset[str]:
@@ -293,7 +311,7 @@ def _counts_drafts(totals: Mapping[str, float], server: str, is_sparse: bool) ->
 
 
 def _tells_acceptance(totals: Mapping[str, float], spec: SpecStats, counting: bool | None) -> bool | None:
-    if counting is not None or "verifications" in totals or spec.num_draft_tokens or spec.num_accepted_tokens:
+    if counting is not None or totals.get("verifications") or spec.num_draft_tokens or spec.num_accepted_tokens:
         return True
     return None if totals.keys() & _OF_DRAFTS else False
 
@@ -301,22 +319,12 @@ def _tells_acceptance(totals: Mapping[str, float], spec: SpecStats, counting: bo
 def _count_accepted(totals: Mapping[str, float]) -> int:
     """Return the accepted draft tokens; of SGLang, what finished requests have beyond a token a prefill and a step.
 
-    Where some of its steps verify nothing, these tokens count as accepted.
+    Where some of its steps verify nothing, these tokens count as accepted. Without any, no draft was verified.
     """
     told, steps = totals.get("num_accepted_tokens"), totals.get("verifications")
-    if told is not None or steps is None:
+    if told is not None or not steps:
         return int(told or 0)
     return max(0, int(totals.get("generation_tokens", 0.0) - totals.get("finished", 0.0) - steps))
-
-
-def _to_load(totals: Mapping[str, float]) -> ServerLoad:
-    length = totals.get("reported_length", 0.0)
-    return ServerLoad(
-        running=totals.get("running"),
-        waiting=totals.get("waiting"),
-        kv_usage=totals.get("kv_usage"),
-        reported_length=length if length >= 1 else None,
-    )
 
 
 def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSamples]:
@@ -328,10 +336,15 @@ def _gather(samples: Iterable[Sample], *, apart: bool) -> dict[str, _EngineSampl
     for engine, own in engines.items():
         gathered = found[engine] = _EngineSamples()
         best: dict[str, tuple[int, str]] = {}
-        for known, _, _ in own:
+        first: dict[str, tuple[int, ...]] = {}
+        for known, labels, _ in own:
             best[known.reading] = min(known.rank, best.get(known.reading, known.rank))
+            rank, place = _find_rank(labels)
+            first[rank] = min(place, first.get(rank, place))
         for known, labels, value in own:
-            if known.rank == best[known.reading]:
+            rank, place = _find_rank(labels)
+            # SGLang's schedulers may all export: what they say is a copy of what the first of their rank says.
+            if known.rank == best[known.reading] and place == first[rank]:
                 gathered.is_sparse |= known.is_sparse
                 gathered.add(known.reading, labels, value)
     return found
@@ -350,19 +363,26 @@ def _find_engine_label(labels: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _is_copy(labels: str) -> bool:
-    """Return whether a value is a copy of rank 0's (SGLang, if all its schedulers export)."""
-    return any(_parse_labels(labels).get(name, "0") != "0" for name in ("tp_rank", "pp_rank"))
+def _find_rank(labels: str) -> tuple[str, tuple[int, ...]]:
+    """Return the data-parallel rank of an SGLang scheduler, and its place in it."""
+    known = _parse_labels(labels)
+    place = [known.get(name, "0") for name in ("pp_rank", "tp_rank")]
+    return known.get("dp_rank", ""), tuple(int(each) if _is_number(each) else 0 for each in place)
 
 
-def unquote_names(text: str) -> str:
-    """Return a page on which names with dots stand in front of their labels."""
-    return _QUOTED.sub(r"\1{", text)
+def _is_number(label: str, *, digits: int = 8) -> bool:
+    """Return whether a label is a whole number of few digits. Python refuses to convert thousands of them."""
+    return label.isdecimal() and len(label) <= digits
+
+
+def tidy_page(text: str) -> str:
+    """Return a page on which names with dots stand in front of their labels, with the first 100 draft positions."""
+    return _QUOTED.sub(r"\1{", _DEEP.sub("", text))
 
 
 def _list_lines(text: str) -> Iterator[tuple[str, str]]:
     """Yield the name and the line of every sample."""
-    for line in unquote_names(text).splitlines():
+    for line in tidy_page(text).splitlines():
         yield line.partition("{")[0].partition(" ")[0], line
 
 
@@ -376,9 +396,9 @@ def _samples(text: str) -> Iterator[Sample]:
 
 
 def make_sample(name: str, labels: str, word: str) -> Sample | None:
-    """Return a sample; None for an unknown name, a copy of rank 0's value, or a value that is not a number."""
+    """Return a sample; None for an unknown name, or a value that is not a number."""
     known, value = find_sample(name), _number(word)
-    return None if known is None or value is None or _is_copy(labels) else (known, labels, value)
+    return None if known is None or value is None else (known, labels, value)
 
 
 def _number(word: str) -> float | None:

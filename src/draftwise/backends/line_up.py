@@ -125,6 +125,10 @@ class OneAtATime:
         """Return a hint on where to look if the connection broke."""
         return self.server.complaint()
 
+    def least_start_s(self) -> float:
+        """Return a lower bound on the seconds of the server's current start; 0 if unknown."""
+        return self.server.least_start_s()
+
     async def start(self) -> None:
         """Bring the server up, and record what it reports about itself."""
         await self.describe()

@@ -84,6 +84,10 @@ class UrlBackend:
         """Return seconds on this machine's monotonic clock."""
         return time.perf_counter()
 
+    def least_start_s(self) -> float:
+        """Return 0: draftwise does not start it."""
+        return 0.0
+
     def complaint(self) -> str:
         """Return a hint on where to look if the connection broke."""
         return "Is the server still running?"

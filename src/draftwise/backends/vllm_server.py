@@ -167,6 +167,13 @@ _IDENTITY = ("runner", "async_scheduling", "attention_backend")
 """Log values that describe the server; others describe this start."""
 
 
+_BY_KILL = "exit code: -9"
+_KILLED = (
+    "Signal 9 usually means that memory ran out. On a CPU, recent releases use most of it for the KV cache. To limit "
+    "that, set --kv-cache-memory-bytes, or VLLM_CPU_KVCACHE_SPACE (in GiB) for older releases."
+)
+
+
 class _PortTakenError(BackendError):
     """Somebody else got the port."""
 
@@ -212,6 +219,8 @@ class VllmBackend(ChildBackend):
         self._startup = StartupLog(0)
         self._foreseen: list[str] = []
 
+    least_cpu_s = 15.0
+
     async def start(self) -> None:
         """Start the server; return once it is healthy.
 
@@ -243,7 +252,8 @@ class VllmBackend(ChildBackend):
         """Return the log's first error, what the rules say about its setup, and its last lines."""
         shown = super().complaint()
         cause = find_root_cause(self._tail.lines)
-        return "\n".join([*([f"Its log: {cause}"] if cause else []), *self._foreseen, shown])
+        killed = [_KILLED] if cause and _BY_KILL in cause else []
+        return "\n".join([*([f"Its log: {cause}"] if cause else []), *killed, *self._foreseen, shown])
 
     def _needs_its_cores(self) -> bool:
         # All CPU builds bind their threads to the same first cores, however many there are.

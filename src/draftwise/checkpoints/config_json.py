@@ -115,8 +115,9 @@ def find_model_config(given: str, *, partly: bool = False) -> ModelConfig | None
 
 
 def _find_known(name: str) -> ModelConfig | None:
-    from draftwise.knowledge.models import find_model
+    from draftwise.knowledge.models import find_model, name_in_cache
 
+    name = name_in_cache(name) or name
     if (known := find_model(name)) is not None:
         return ModelConfig(name=name, config=known.config, origin="table", is_partial=known.is_partial)
     from draftwise.knowledge.model_copies import find_copy

@@ -20,6 +20,7 @@ from draftwise.checkpoints.text_files import quote, read_json, read_lines
 from draftwise.checkpoints.vocabulary import read_vocabulary
 from draftwise.core import Finding, InvalidSetup
 from draftwise.knowledge.messages import fault, refusal
+from draftwise.knowledge.models import name_in_cache
 from draftwise.machine.whole_files import write_whole
 
 IDENTITY_FILE = "draftwise.json"
@@ -154,7 +155,6 @@ def _counts(name: str, config: Mapping[str, Any]) -> bool:
     return match is not None and int(match["layer"] or 0) < (get_int(config, "num_hidden_layers") or 0)
 
 
-_IN_CACHE = re.compile(r"models--([^/]+)")
 _BASE_LINE = re.compile(r"base_model:\s*(.*)")
 _MOST_README_LINES = 200
 _COPY = re.compile(
@@ -223,9 +223,8 @@ def names_of(directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     Generic names (`model`, `main`, a commit) are left out.
     """
     path = directory.resolve()
-    cached = _IN_CACHE.search(path.as_posix())
     stated = config.get("_name_or_path")
-    named = [cached[1].replace("--", "/") if cached else "", stated if isinstance(stated, str) else "", path.name]
+    named = [name_in_cache(path.as_posix()), stated if isinstance(stated, str) else "", path.name]
     named.append(_base_in_readme(directory))
     return tuple(dict.fromkeys(name for name in named if not means_nothing(name)))
 

@@ -83,8 +83,9 @@ def show_outcome(console: Console, decision: Decision, run: Run) -> None:
     for finding, told in findings[:_MOST_FINDINGS]:
         _show_finding(console, finding, f"{told[:_MOST_LETTERS]}..." if len(told) > _MOST_LETTERS + 3 else told)
     left_out, actions = len(describe_unmeasured(decision)), list_actions(decision, run)
+    others_open = any(each.verdict is Verdict.INCONCLUSIVE for each in decision.comparisons)
     counts = (
-        ("verdict", len(decision.comparisons) - len(leading), ""),
+        ("verdict", len(decision.comparisons) - len(leading), " (with what would settle the open ones)" * others_open),
         ("finding", len(_findings(decision)) - len(findings[:_MOST_FINDINGS]), ""),
         ("config", len(actions[_MOST_ACTIONS:]), ""),
         ("part", left_out, " of the plan not measured as planned"),

@@ -68,8 +68,9 @@ def _render_one(console: Console, judged: Judgement, *, leave_out: Container[Fin
     for part in (judged.target, judged.where):
         head.append(f"  {part}" if part else "", "dim")
     console.print(head)
-    if judged.resolved is not None:
-        console.print(Padding(Text(_describe(judged.resolved), "dim"), (0, 0, 0, 2), expand=False))
+    told = "" if judged.speculative_config or not judged.accepted else "no speculation"
+    if told := told if judged.resolved is None else _describe(judged.resolved):
+        console.print(Padding(Text(told, "dim"), (0, 0, 0, 2), expand=False))
     console.print(render_findings(each for each in judged.findings if replace(each, where="") not in leave_out))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -12,6 +13,7 @@ from draftwise.cli._options import PanelCommand
 from draftwise.verbs.sources import find_command, flags_of_vllm, hint_kustomize, join_command
 
 _ABOUT_FLAGS = "Put vLLM flags after `--`, behind a model; or quote the whole command: 'vllm serve MODEL --FLAG ...'."
+_QUOTED_FLAGS = re.compile(r"--?\w[\w.-]*(?:\s+\S|=[^\s{'\"]*\s+-)")
 _NAMES_OF_FILES = ("-f", "--file", "--filename", "--manifest")
 
 
@@ -44,8 +46,8 @@ class SetupCommand(PanelCommand):
 
     def _join(self, ctx: click.Context, args: list[str]) -> list[str]:
         begin = find_command(args)
-        if begin < 0:
-            return args
+        if begin < 0:  # a space in front keeps click from taking flags in one quoted text for an option
+            return [f" {each}" if _QUOTED_FLAGS.match(each) else each for each in args]
         options = self._own_options(ctx)
         ours, words = args[:begin], []
         rest = iter(args[begin:])

@@ -45,6 +45,7 @@ __all__ = ["LiveShow", "Show", "TextShow", "open_console"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
+_POSITIONS = 16
 _INDENT = 7
 """Width of a pool's name."""
 _MOST_FINDINGS = 3
@@ -216,12 +217,21 @@ def _describe_drafts(window: Window) -> str:
         return ""
     parts = [
         _number(window.acceptance_length, "acceptance length {:.2f}") if window.tokens_per_step is None else "",
+        ""
+        if window.acceptance_length
+        else _number(window.counters.spec.acceptance_rate, "{:.0%} of draft tokens accepted"),
         _number(window.load.reported_length, "acceptance length {:.2f} by the server's gauge of its last steps"),
         _number(window.coverage, "coverage {:.2f}"),
         _number(window.mean_k, "k {:.1f}"),
-        "by position " + " ".join(f"{100 * rate:.0f}" for rate in window.rate_per_pos) if window.rate_per_pos else "",
+        _describe_positions(window.rate_per_pos),
     ]
     return "".join(f"  {part}" for part in parts if part)
+
+
+def _describe_positions(rates: Sequence[float]) -> str:
+    shown = " ".join(f"{100 * rate:.0f}" for rate in rates[:_POSITIONS])
+    more = f" (the first {_POSITIONS} of {len(rates)} read)" if len(rates) > _POSITIONS else ""
+    return f"by position {shown}{more}" if rates else ""
 
 
 def _describe_pace(window: Window, plain: Window | None) -> str:

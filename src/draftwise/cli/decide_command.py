@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import click
@@ -21,7 +22,7 @@ from draftwise.cli._session import (
 )
 from draftwise.verbs.decide import DecideRequest, DecideResult
 from draftwise.verbs.decide import decide as run_decide
-from draftwise.verbs.measuring import ENGINES
+from draftwise.verbs.measuring import ENGINES, tell_resume
 
 _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minutes", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
@@ -53,10 +54,11 @@ def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     render(open_console(stderr=as_json), result)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
+    folder = shlex.quote(str(result.directory))
     if not result.is_finished:
-        again = f"draftwise decide --resume {result.directory}"
+        again = tell_resume("decide", result.directory)
         click.echo(f"Unfinished: everything measured is kept. To continue: {again}", err=True)
-    click.echo(f"Report: {result.report}    everything else: draftwise report {result.directory}", err=True)
+    click.echo(f"Report: {result.report}    everything else: draftwise report {folder}", err=True)
     end_measurement(result, failure)
 
 

@@ -23,6 +23,7 @@ from draftwise.verbs.explain import ExplainRequest, ExplainResult, Explanation, 
 from draftwise.verbs.explain import explain as run_explain
 
 _ROWS = Path(__file__).with_name("options")
+_TRAINERS = sorted(Path(__file__).parents[1].glob("training/*.py"))
 
 
 def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
@@ -36,12 +37,18 @@ def find_options(name: str, group: click.Group) -> tuple[Explanation, ...]:
         text = Path(__file__).with_name(f"{module}_command.py").read_text(encoding="utf-8")
         rows = (row for file in _ROWS.glob(f"{module}*.json") for row in read_rows(file.stem))
         names_it = name in text or "engine_options" in text or name in str([*rows])
-        if not helps if verb == "train" else names_it:
+        if verb == "train":  # whose options are fields of the trainers' settings, and need the engine
+            names_it = not helps and any(_field(name) in file.read_text(encoding="utf-8") for file in _TRAINERS)
+        if names_it:
             for words, each in _list_commands(verb, group.get_command(root, verb)):
                 _collect(name, words, each, helps)
     return tuple(
         Explanation(kind="option", name=name, text=f"{text} For: {', '.join(words)}.") for text, words in helps.items()
     )
+
+
+def _field(option: str) -> str:
+    return option.lstrip("-").removeprefix("no-").replace("-", "_")
 
 
 def _collect(name: str, words: str, command: click.Command, helps: dict[str, list[str]]) -> None:

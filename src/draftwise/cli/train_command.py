@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -90,6 +91,8 @@ def render(console: Console, result: TrainResult) -> None:
     rates = " ".join(f"{100 * rate:.0f}" for rate in result.acceptance)
     for line in (
         f"{result.out}: accepted by position {rates} %, mean length {result.acceptance_length:.2f} (held out)",
-        f"draftwise serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'",
+        shlex.join(
+            ["draftwise", "serve", str(result.model), "--speculative-config", json.dumps(result.speculative_config)]
+        ),
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import zip_longest
@@ -14,7 +14,8 @@ class SpecStats:
     """Counts of verified drafts; `a + b` pools them, `after - before` is a window.
 
     vLLM's rates per position are shares of all drafts, which may be shorter than k. `drafted_per_pos` counts the
-    drafts that reached each position; empty if the source does not report it, as with vLLM's /metrics.
+    drafts that reached each position; empty if the source does not report it, as with vLLM's /metrics. Counts by
+    position are empty as well where one of those combined does not report them.
     """
 
     num_drafts: int = 0
@@ -30,15 +31,17 @@ class SpecStats:
         return self._combine(other, -1)
 
     def _combine(self, other: SpecStats, sign: int) -> SpecStats:
-        def per_pos(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-            return tuple(x + sign * y for x, y in zip_longest(a, b, fillvalue=0))
+        def per_pos(*counts: tuple[int, Sequence[int]]) -> tuple[int, ...]:
+            if any(total and not told for total, told in counts):
+                return ()  # what one of them does not tell is not zero
+            return tuple(x + sign * y for x, y in zip_longest(*(told for _, told in counts), fillvalue=0))
 
         return SpecStats(
             num_drafts=self.num_drafts + sign * other.num_drafts,
             num_draft_tokens=self.num_draft_tokens + sign * other.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens + sign * other.num_accepted_tokens,
-            accepted_per_pos=per_pos(self.accepted_per_pos, other.accepted_per_pos),
-            drafted_per_pos=per_pos(self.drafted_per_pos, other.drafted_per_pos),
+            accepted_per_pos=per_pos(*((each.num_accepted_tokens, each.accepted_per_pos) for each in (self, other))),
+            drafted_per_pos=per_pos(*((each.num_draft_tokens, each.drafted_per_pos) for each in (self, other))),
         )
 
     @property
@@ -142,3 +145,5 @@ class ServerLoad:
     """Share of the KV cache in use."""
     reported_length: float | None = None
     """Acceptance length of the last steps from the server's own gauge; it cannot be summed."""
+    lengths: Mapping[str, float] = field(default_factory=dict)
+    """The same of each busy data-parallel rank, where the server's counters do not tell its ranks apart."""

@@ -479,6 +479,11 @@ class Run:
     """Turns removed from `turns`: disturbed, or without an undisturbed turn to compare with."""
 
     @property
+    def seconds_short(self) -> float:
+        """Seconds of measuring that its last session had ahead when it was stopped; 0 if it came to its end."""
+        return self.estimates[-1].left_s if self.estimates and self.estimates[-1].ahead else 0.0
+
+    @property
     def conditions(self) -> tuple[Condition, ...]:
         """Every condition, planned or added."""
         return (*self.plan.conditions, *self.added)

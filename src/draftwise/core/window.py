@@ -7,7 +7,7 @@ not reported or its denominator is zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import inf
@@ -15,6 +15,8 @@ from operator import attrgetter
 
 from draftwise.core.counters import Counters, ServerLoad
 
+LONGEST = 16
+"""Most tokens of a draft, for servers that count only tokens."""
 _BURST = 1.25
 """Ratio of the requests of a step to those over time from which on they come in bursts."""
 
@@ -389,7 +391,15 @@ def _blend(a: ServerLoad, b: ServerLoad, share: float) -> ServerLoad:
         waiting=each(a.waiting, b.waiting),
         kv_usage=each(a.kv_usage, b.kv_usage),
         reported_length=b.reported_length,
+        lengths=blend_lengths(a.lengths, b.lengths, share),
     )
+
+
+def blend_lengths(a: Mapping[str, float], b: Mapping[str, float], share: float) -> Mapping[str, float]:
+    """Return the mean of gauges by rank, of which the second held for a share of the time where both are known."""
+    return {
+        rank: a.get(rank, b.get(rank, 0.0)) * (1 - share) + b.get(rank, a.get(rank, 0.0)) * share for rank in (*a, *b)
+    }
 
 
 def _pool_load(a: ServerLoad, b: ServerLoad) -> ServerLoad:

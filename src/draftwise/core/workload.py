@@ -96,6 +96,10 @@ class Workload:
     """Whether the prompts are noise, which can load a server but not measure acceptance."""
     description: str = ""
     """Its content in words: statistics of a synthetic workload, or the filter of a log."""
+    left_out: str = ""
+    """Rows of the log that are not used: why, how many and where; empty if all are used."""
+    unread: bool = False
+    """Whether some of these hold no request, or are damaged."""
     population: int = 0
     """Prompts in the log that these were drawn from; 0 if unknown."""
     choice: str = ""

@@ -11,6 +11,7 @@ from draftwise.core import (
     Decision,
     Finding,
     Hardware,
+    Omission,
     Run,
     RunContext,
     RunPlan,
@@ -154,7 +155,7 @@ def _decide(evidence: GatheredEvidence, latencies: Sequence[Latencies]) -> Decis
         single_settings=sweeps.single_settings,
         schedules=sweeps.schedules,
         unmeasured=reach.unmeasured,
-        omissions=run.omissions,
+        omissions=(*run.omissions, *_find_rest(run)),
         num_unfinished=run.num_unfinished,
     )
 
@@ -209,6 +210,12 @@ def find_early_end(run: Run) -> Iterator[Finding]:
     asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
     if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):
         yield note("ended-early", at_min=last.at_s / 60, minutes=minutes)
+
+
+def _find_rest(run: Run) -> Iterator[Omission]:
+    if run.seconds_short:
+        reason = f"it was stopped {run.seconds_short:.0f} s before its end, so verdicts are those so far. Use --resume"
+        yield Omission(what="the rest of the run", reason=reason)
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:

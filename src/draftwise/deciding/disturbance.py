@@ -18,7 +18,7 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 
 from draftwise.core import Answer, Disturbance, Run, TurnRecord
 from draftwise.core.grouping import group_by
@@ -175,13 +175,15 @@ def _note_all(run: Run, thresholds: Thresholds, uses: Sequence[MachineUse]) -> d
 
 
 def _find_usual(uses: Sequence[MachineUse], thresholds: Thresholds) -> float:
-    """Return the share of the cores that others use all the time; 0 where that is little.
+    """Return the upper quartile of the share of the cores that others use; 0 where half of the turns have little.
 
     What is always there disturbs no single turn: pairs have it on both sides, and intervals are the wider for it.
+    How much of a core a busy neighbor gets varies with what the server leaves.
     """
     shares = [each.foreign_s / (each.cores * each.seconds) for each in uses if each.foreign_s is not None]
-    usual = median(shares) if shares else 0.0
-    return usual if usual > thresholds.other_processes else 0.0
+    if len(shares) < 2 or median(shares) <= thresholds.other_processes:
+        return 0.0
+    return quantiles(shares, n=4, method="inclusive")[2]
 
 
 def _find_taken(use: MachineUse, thresholds: Thresholds, usual: float, *, is_ours: bool) -> str | None:

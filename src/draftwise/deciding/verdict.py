@@ -33,7 +33,6 @@ from draftwise.deciding.comparison.comparisons import ComparisonNumbers
 from draftwise.deciding.comparison.losers import name_losers
 from draftwise.deciding.thresholds import Thresholds
 from draftwise.statistics import (
-    CONFIDENCE,
     FEWEST_PROMPTS,
     Conclusion,
     Guard,
@@ -43,9 +42,10 @@ from draftwise.statistics import (
 )
 
 _PROMISE = "share of the requests within the SLO"
-_CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
+_CHANCES = {Conclusion.FASTER: 0.045, Conclusion.SLOWER: 0.01}
 """p-value, corrected for all comparisons of the run, above which a difference may be chance. For a gain, the hypothesis
-is a gain of at most the margin. For a loss, it is no difference, and p must be smaller."""
+is a gain of at most the margin: at the end, it is adopted in at most 2.25 % of runs. The rest up to 2.5 % is for the
+race's looks, each at 0.05 % over all cells. For a loss, the hypothesis is no difference, and p must be smaller."""
 UNSETTLING = ("server-cold", "noisy-machine", "unexplained-speedup", "rate-limited", "server-queues", "lengths-differ")
 """Warnings about errors in either direction that pairing and repetition do not remove."""
 VOIDING = (
@@ -65,6 +65,8 @@ _NO_GAIN = 0.005
 """One-sided error of the verdict that no gain worth a change is left."""
 LEAVES_OPEN = (ReasonCode.OPEN, ReasonCode.MAY_BE_CHANCE, ReasonCode.UNSEEN, ReasonCode.EQUAL)
 """Reasons after which the same comparison may still get another verdict."""
+_LEFT_ALONE = (Verdict.NOT_BEST, Verdict.NO_GAIN, Verdict.REJECT)
+"""Verdicts that leave something else in place. Of two of them, both say the first."""
 _MOST_REPETITIONS = 20
 """Largest number of repetitions of the same prompts to advise."""
 
@@ -90,8 +92,10 @@ def judge_cell(
         lost = [each.unit[1] for each in with_lost.estimates.cell.paired if each.candidate.turn not in kept]
         # A turn that is far from others is no change of pace; a change that lasts is no disturbance of single turns.
         changed = with_lost.pace if with_lost.pace is not None and with_lost.pace.share else found.pace
-        other, _ = _judge_numbers(replace(with_lost, pace=changed), findings, thresholds)
-        if lost and found.lost is not None and other is not verdict:
+        other, why = _judge_numbers(replace(with_lost, pace=changed), findings, thresholds)
+        if verdict in _LEFT_ALONE and other in _LEFT_ALONE:
+            verdict, reason = min((verdict, reason), (other, why), key=lambda each: _LEFT_ALONE.index(each[0]))
+        elif lost and found.lost is not None and other is not verdict:
             values = {"verdict": str(verdict), "count": len(lost), "prompt": lost[0], "why": found.lost.reason}
             verdict, reason = Verdict.INCONCLUSIVE, _reason(ReasonCode.LOST_BY_PACE, **values)
     return replace(
@@ -167,7 +171,7 @@ def judge(
     """Return the verdict and its reason, which names the number of prompts.
 
     Adopt: the whole interval of the deciding ratio lies above 1 + margin and above the possible loss from kinds of
-    prompts not drawn, and p is at most 5 %, corrected for all comparisons of the run. Reject: the whole interval lies
+    prompts not drawn, and p is at most 4.5 %, corrected for all comparisons of the run. Reject: the whole interval lies
     below 1 - margin, and p is at most 1 %. If it only lies below 1, the verdict is no gain. Any error of a validity
     check blocks an adoption; only an error that voids the comparison blocks a rejection. An adoption becomes mixed if
     harm to the slowest requests or the first tokens is shown. A guard without power decides nothing.

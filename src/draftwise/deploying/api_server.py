@@ -29,6 +29,10 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "number": (int, float),
     "null": type(None),
 }
+_SET_BY_SERVER = frozenset(
+    {"creationTimestamp", "generation", "resourceVersion", "uid", "managedFields", "selfLink", "deletionTimestamp"}
+)
+"""Metadata that an API server sets (v1.ObjectMeta): files that kubectl printed have it."""
 _Path = tuple[str | int, ...]
 
 
@@ -120,7 +124,7 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[str, Any], path: _Pa
             yield from _check(item, fields[name], (*path, name))
         elif isinstance(rest, Mapping):
             yield from _check(item, rest, (*path, name))
-        elif not rest:
+        elif not rest and (path != ("metadata",) or name not in _SET_BY_SERVER):
             near = get_close_matches(str(name), fields, n=1)
             fix = f"Write {near[0]}." if near else f"Fields here: {', '.join(fields)[:200]}."
             yield _fault("field-unknown", (*path, name), "is not a field here, so the API server drops it", fix)
@@ -238,11 +242,12 @@ def _is_same(before: Any, after: Any) -> bool:
     """Whether two values mean the same: servers write quantities anew (`1000m` is `1`)."""
     if before == after and isinstance(before, bool) == isinstance(after, bool):
         return True
-    number = _read_quantity(before)
-    return number is not None and number == _read_quantity(after)
+    number = read_quantity(before)
+    return number is not None and number == read_quantity(after)
 
 
-def _read_quantity(value: Any) -> Decimal | None:
+def read_quantity(value: Any) -> Decimal | None:
+    """Return a quantity of Kubernetes (`500m`, `16Gi`) as a number; None for any other value."""
     found = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
     if found is None:
         return None

@@ -6,22 +6,27 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import yaml
 
 from draftwise.core import Finding
+from draftwise.deploying.api_server import read_quantity
 from draftwise.deploying.order import ServiceOrder
 from draftwise.deploying.surroundings import SourceItem
 from draftwise.deploying.targets import DeployTarget
 from draftwise.deploying.templating import dump_yaml
 from draftwise.knowledge.messages import warning
+from draftwise.setups.read.manifests.references import COMPOSE
+from draftwise.setups.read.shell.environment import Environment
+from draftwise.setups.read.shell.words import Word
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OWN_LABELS = ("app.kubernetes.io/name", "draftwise.dev/", "app", "leaderworkerset.sigs.k8s.io/")
 _SCRAPED = ("prometheus.io/", "prometheus.kserve.io/", "serving.kserve.io/enable-prometheus-scraping")
 _TWICE = "the PodMonitor already finds the pods; a second scrape would count everything twice"
-_NO_PLACE = "the files for {to} have no field for it; set it on the platform"
+_NO_PLACE = "draftwise writes no field of {to} for it; set it on the platform"
 _OWN = "the files set their own, {value}"
 _FILLED_IN = "only a cluster can fill it in"
 _SET = "the deployment sets it"
@@ -57,6 +62,55 @@ def find_uncarried(refused: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a warning for each item that no file can hold."""
     for where, reason in refused.items():
         yield warning("not-carried", item=where, reason=reason)
+
+
+_LIMITS = {
+    "memory": re.compile(r"(?:deploy\.)?resources\.limits\.memory|mem_limit|limitMemory|Memory(?:Max|High)"),
+    "CPUs": re.compile(r"(?:deploy\.)?resources\.limits\.cpus?|cpus|limitCPU|CPUQuota"),
+}
+"""Keys of a source that limit what its server may take, by what they limit."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+def find_small_limits(order: ServiceOrder, refused: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a warning for each limit that the files take over, if the server does not fit in it, or may not."""
+    host, gib = order.host, 1 << 30
+    env = Environment(values=order.around.variables, elsewhere="set where the server is started")
+    needs = {"memory": Decimal(host.limit_bytes), "CPUs": Decimal(host.cpus)}
+    for item in order.around.items:
+        for kind, names in _LIMITS.items():
+            for key, given in () if item.where in refused else _list_leaves(item):
+                if not names.fullmatch(key):
+                    continue
+                word = Word(given) if item.part != "service" else COMPOSE.fill_in(Word(given), env)
+                found = None if word.unknown else _read_limit(item, kind, word.text)
+                wanted = f"{needs[kind] / gib:.0f} GiB" if kind == "memory" else f"{needs[kind]}"
+                if word.unknown:
+                    yield warning("limit-open", where=item.where, kind=kind, wanted=wanted, value=word.unknown[0])
+                elif found is not None and found < needs[kind]:
+                    yield warning("limit-too-small", where=item.where, given=given, kind=kind, wanted=wanted)
+
+
+def _list_leaves(item: SourceItem) -> Iterator[tuple[str, str]]:
+    """Yield the values of an item by the keys that lead to them."""
+    left = [(item.key, item.value[1] if item.part == "unit" else item.value)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(f"{key}.{name}", each) for name, each in value.items()]
+        else:
+            yield key, str(value)
+
+
+def _read_limit(item: SourceItem, kind: str, given: str) -> Decimal | None:
+    """Return a limit in bytes or CPUs; None for any other value. Docker and systemd count in powers of 1,024."""
+    if item.part in ("container", "entry"):
+        return read_quantity(given)
+    if given.endswith("%"):
+        is_share = kind == "CPUs" and given[:-1].isdecimal()
+        return Decimal(given[:-1]) / 100 if is_share else None
+    found = _SIZE.fullmatch(given.strip())
+    return None if found is None else Decimal(found[1]) * 1024 ** (" kmgt".index(found[2].lower() or " "))
 
 
 def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str, str]:
@@ -246,6 +300,8 @@ class _Objects:
             return self._put_keyed(holder, key, value)
         if key in _MERGED:
             _merge(holder.setdefault(key, {}), value)
+            if key == "resources":
+                _settle_limits(holder[key], value)
             return ""
         if isinstance(holder.get(key), list) or key in ("tolerations", "imagePullSecrets", "volumeDevices"):
             entries = holder.setdefault(key, [])
@@ -282,32 +338,14 @@ class _Objects:
         if key == "volumeMounts":
             path = str(value.get(name, "")).rstrip("/")
             # A mount of the source takes the place of the files' own above or at the same directory.
-            entries[:] = [each for each in entries
-                          if value == each or not f"{each[name]}/".startswith(f"{path}/")]  # fmt: skip
-            self._free(str(value.get("name")), holder)
+            given = [each.value for each in self._order.around.items if each.key == "volumeMounts"]
+            entries[:] = [each for each in entries if each in given or not f"{each[name]}/".startswith(f"{path}/")]
         elif key == "containers" and any(each.get(name) == value.get(name) for each in entries):
             return "it has the name of the server's own container"
         if value not in entries:
             entries[:] = [each for each in entries if key == "volumeMounts" or each.get(name) != value.get(name)]
             entries.append(value)
         return ""
-
-    def _free(self, name: str, container: MutableMapping[str, Any]) -> None:
-        """Rename the files' own volume whose name the source gives to another one."""
-        taken = any(each.part == "pod" and each.key == "volumes" and isinstance(each.value, Mapping)
-                    and each.value.get("name") == name for each in self._order.around.items)  # fmt: skip
-        for mount in container.get("volumeMounts", ()) if taken else ():
-            own = mount.get("name") == name and mount.get("mountPath") in (
-                "/dev/shm",
-                "/root/.cache",
-                "/home/ray/.cache",
-            )
-            if own:
-                mount["name"] = f"draftwise-{name}"
-                for pod in self._places("pod"):
-                    for volume in pod.get("volumes", ()):
-                        if volume.get("name") == name:
-                            volume["name"] = f"draftwise-{name}"
 
     def _take_spec(self, item: SourceItem) -> str:
         same = self._order.around.kind == self._document.get("kind")
@@ -340,6 +378,20 @@ def _number_ports(probe: Any, ports: Mapping[Any, Any]) -> None:
                 probe[key] = ports[value]
             else:
                 _number_ports(value, ports)
+
+
+def _settle_limits(resources: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Leave no request above its limit, which Kubernetes refuses: the source's limit wins, then its request."""
+    limits, requests = resources.get("limits"), resources.get("requests")
+    if not (isinstance(limits, MutableMapping) and isinstance(requests, MutableMapping)):
+        return
+    for name in limits.keys() & requests.keys():
+        most, asked = read_quantity(limits[name]), read_quantity(requests[name])
+        if most is not None and asked is not None and asked > most:
+            if name in (given.get("limits") or {}):
+                requests[name] = limits[name]
+            else:
+                limits[name] = requests[name]
 
 
 def _merge(into: MutableMapping[str, Any], value: Any) -> None:

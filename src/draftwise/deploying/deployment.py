@@ -16,7 +16,7 @@ from typing import Any
 
 from draftwise.core import Expected, Finding, InvalidSetup, Setup, Severity
 from draftwise.deploying.api_server import validate_text
-from draftwise.deploying.carry import carry, find_secret_commands, find_uncarried
+from draftwise.deploying.carry import carry, find_secret_commands, find_small_limits, find_uncarried
 from draftwise.deploying.deployment_folder import (
     BASELINE,
     CANARY,
@@ -276,8 +276,8 @@ def deploy(
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
     _refuse_open(order, refused_items)
-    uncarried = tuple(find_uncarried(refused_items))
-    limits = (*warned, *target.code.find_limits(order), *front.limits, *_find_other_image(order), *uncarried)
+    carried = (*find_uncarried(refused_items), *find_small_limits(order, refused_items))
+    limits = (*warned, *target.code.find_limits(order), *front.limits, *_find_other_image(order), *carried)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides, back, is_scaled=SCALING in more)

@@ -6,26 +6,30 @@ import ast
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from itertools import accumulate, groupby, islice, product
+from itertools import accumulate, groupby, islice, pairwise, product
 from typing import Any
 
 import yaml
 
-from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
-from draftwise.deploying.order import make_order, refuse_other_hosts
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
+from draftwise.deploying.order import refuse_other_hosts, settle_method
 from draftwise.deploying.read_back import compare_setups
 from draftwise.deploying.secrets import without_secrets
 from draftwise.deploying.targets import name_targets
+from draftwise.deploying.turns import starts_several
 from draftwise.deploying.verify.manifest_files import verify_text
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.models import names_directory
+from draftwise.plan.check import check
 from draftwise.setups.read import SetupReading, SourceText, read_setups
+from draftwise.setups.read.manifests.yaml_text import read_yaml
 from draftwise.setups.read.place import Place
 
-_SPEC_FLAG = re.compile(r"--?(?:speculative[-_.]|spec[-_]|sc(?:\.|=|$)|num[-_]speculative[-_]tokens)")
+_SPEC_FLAG = re.compile(r"'?--?(?:speculative[-_.]|spec[-_]|sc(?:\.|=|$)|num[-_]speculative[-_]tokens)")
 """How flags begin that make a server speculate, those of earlier releases among them."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader that reads files everywhere; the one in Python refuses tabs that it takes."""
@@ -41,6 +45,8 @@ class _Splice:
     text: str = ""
 
 
+_TYPED = re.compile(r"(?:\A|[{}\[\]:,=]\s*)[\u2018-\u201f]|[\u2018-\u201f](?:\s*[{}\[\]:,=]|\Z)")
+"""Typographic quotes where a quote would stand; inside a word they are apostrophes, or quote in a text."""
 _Change = tuple[_Splice, ...]
 
 
@@ -83,15 +89,18 @@ def _list_spellings(spec: SpecConfig | None) -> Iterator[list[str]]:
         yield [f"--speculative-config.{key}={text}" for key, text in texts.items()]
 
 
-_VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\\["'](?:[^\\]|\\(?!["'](?:\s|$)).)*?\\["']|[^\s"'\\]+)+"""
+_VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\\["'](?:[^\\]|\\(?!["'](?:\s|$)).)*?\\["']|\$\([^\s()]*\)|[^\s"'\\)])+"""
 _GAP = r"(?:[ \t]*\\\r?\n[ \t]*|[ \t]+)"
 _FLAG = re.compile(
-    rf"""(?P<gap>{_GAP}|^)["']?(?:--speculative[-_.][\w.-]+|-sc(?=[=\s])|--num[-_]speculative[-_]tokens)"""
-    rf"(?:=|{_GAP}(?!-)){_VALUE}",
+    rf"""(?P<gap>{_GAP}|^|(?<=\())["']?(?:--speculative[-_.][\w.-]+|-sc(?=[=\s])|--num[-_]speculative[-_]tokens)"""
+    rf"""(?:=|["']?{_GAP}(?!-)){_VALUE}""",
     re.MULTILINE,
 )
-_QUOTED_FLAG = re.compile(rf"""(?P<gap>{_GAP})(?:"--speculative(?:[^"\\]|\\.)*"|'--speculative[^']*')""")
-_LIKELY = re.compile(r"vllm|--\w|ExecStart")
+_QUOTED_FLAG = re.compile(
+    rf"""(?P<gap>{_GAP}|(?<=\())(?:"--speculative[\w.-]*=(?:[^"\\]|\\.)*"|'--speculative[\w.-]*=[^']*')"""
+)
+_CONFIG_KEY = "speculative_config"
+_LIKELY = re.compile(r"(?i:vllm)|--\w|ExecStart")
 _CONTINUED = re.compile(r"[ \t]*\\\r?$")
 _NEW_COMMAND = re.compile(r"(?<!\\)(?<!\\\r)\n")
 _BEHIND_COMMAND = re.compile(r"[ \t]*(?:;|&|\||\d?>|#|\)|`)")
@@ -99,8 +108,11 @@ _BEHIND_COMMAND = re.compile(r"[ \t]*(?:;|&|\||\d?>|#|\)|`)")
 _SERVER = re.compile(r"\bserve\b|api_server|--model")
 
 
-def _find_command_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
-    """Yield changes that say these words in the place of what a command says of speculation, the likeliest first."""
+def _find_command_changes(text: str, words: Sequence[str], own: Sequence[int] = ()) -> Iterator[_Change]:
+    """Yield changes that say these words in the place of what a command says of speculation, the likeliest first.
+
+    `own` are lines that count as likely, whatever they say.
+    """
     found = [*_find_matches(_QUOTED_FLAG, text)] or [*_find_matches(_FLAG, text)]
     # Each command's flags alone are tried as well: a script may start several servers.
     for group in dict.fromkeys((tuple(found), *_group_by_command(text, found))):
@@ -112,7 +124,8 @@ def _find_command_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
             )
     if not words:
         return
-    lines = [each for each in re.finditer(r"[^\n]+", text) if _LIKELY.search(each[0])]
+    numbered = enumerate(re.finditer(r"^[^\n]*", text, re.MULTILINE), start=1)
+    lines = [each for number, each in numbered if number in own or _LIKELY.search(each[0])]
     # Behind a line that goes on, the words take a line of their own and every other one stays as it is.
     for line in sorted(lines, key=lambda each: (_CONTINUED.search(each[0]) is None, -each.start())):
         for quoted in _list_quoted(words):
@@ -278,15 +291,20 @@ def edit_as(source: SourceText, setup: Setup, *, select: str = "") -> FileEdit:
         select: container, object or service, in a file with several servers; empty for the only one.
 
     Raises:
-        InvalidSetup: the release would not start the result, or the file cannot be edited.
+        InvalidSetup: the release would refuse what is new, or the file cannot be edited. What it refuses of the file as
+            it was is a warning.
     """
-    index, before = _choose(source, select, engine_version=setup.engine_version)
-    if before.target != setup.target and not any(map(_is_path, (before.target, setup.target))):
-        raise refusal("other-target", name=source.name, served=before.target, target=setup.target)
+    chosen, readings = choose_server(source, select, engine_version=setup.engine_version)
+    index, reading = chosen[0], readings[chosen[0]]
+    before = reading.setup
+    _refuse_ways(source, [each for number in chosen for each in (readings[number], *readings[number].others)], setup)
     refuse_other_hosts(before, fix=f"Write new files instead: --to {name_targets('spans_hosts')}.")
-    # Secrets that stand in the file stay where they are.
-    bare = without_secrets(replace(before, spec=setup.spec, device=setup.device or before.device))
-    spec = make_order(bare).setup.spec
+    # A file may leave its model open, in a variable; secrets that stand in it stay where they are.
+    target, device = before.target or setup.target, setup.device or before.device
+    spec, own = _settle(without_secrets(replace(before, target=target, spec=setup.spec, device=device)))
+    for way in {repr(each.setup): each.setup for each in reading.others}.values():
+        # A way that starts today must start with the config, although another one does.
+        _settle(without_secrets(replace(way, target=way.target or target, spec=spec, device=way.device or device)))
     edited = edit(source, spec, engine_version=setup.engine_version, select=select)
     after = verify_text(replace(source, text=edited.text), replace(before, spec=spec), index=index).findings
     # What was wrong before is the file's own: a patch of kustomize lacks most of what an object needs.
@@ -294,7 +312,45 @@ def edit_as(source: SourceText, setup: Setup, *, select: str = "") -> FileEdit:
     found = [each for each in after if _identify(each) not in known and each.code != "not-as-ordered"]
     if errors := [each for each in found if each.severity is Severity.ERROR]:
         raise InvalidSetup(errors)
-    return replace(edited, findings=tuple(each for each in found if each.severity is Severity.WARNING))
+    refused = (each for each in reading.findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED)
+    told = (replace(each, severity=Severity.WARNING) for each in (*refused, *own, *reading.unknown.values()))
+    return replace(edited, findings=(*told, *(each for each in found if each.severity is Severity.WARNING)))
+
+
+def _refuse_ways(source: SourceText, ways: Sequence[SetupReading], setup: Setup) -> None:
+    """Raise InvalidSetup where a command serves other models, too, or a word of it has quotes that quote nothing."""
+    served = {way.setup.target for way in ways}
+    for way in ways:
+        told, words = way.unknown.get("model"), () if way.launch is None else way.launch.words
+        are_known = len(served) > 1 and setup.target in served
+        if are_known or starts_several(source.text, way, is_python=source.name.endswith(".py")):
+            line = next((word.line for word in words if word.line), 1)
+            where = told.where if told is not None else f"{source.name}:{line}"
+            raise refusal("several-models", where=where, target=setup.target)
+        gone = set(_find_flags([word.text for word in words]))
+        for number, word in enumerate(words):
+            if number not in gone and _TYPED.search(word.text):
+                raise refusal("typographic-quotes", where=f"{source.name}:{word.line}", text=word.text[:60])
+        if way.setup.target != setup.target and not any(map(_is_path, (way.setup.target, setup.target))):
+            raise refusal("other-target", name=source.name, served=way.setup.target, target=setup.target)
+
+
+def _settle(setup: Setup) -> tuple[SpecConfig | None, Sequence[Finding]]:
+    """Return a setup's config with its method, and what the release refuses of the setup without it as well.
+
+    Raises:
+        InvalidSetup: the release refuses the config, or may do so.
+    """
+    try:
+        return settle_method(setup).spec, ()
+    except InvalidSetup as error:
+        known = {_identify(each) for each in check(replace(setup, spec=None)).findings}
+        if not all(_identify(each) in known for each in error.findings):
+            raise
+        if setup.spec is not None and setup.spec.model is not None:
+            # The first refusal hides later ones, such as of a drafter: it is judged without the other arguments.
+            return settle_method(replace(setup, args={}, extra_args=())).spec, error.findings
+        return setup.spec, error.findings
 
 
 def _identify(finding: Finding) -> tuple[str, str]:
@@ -305,25 +361,47 @@ def _is_path(target: str) -> bool:
     return not target or names_directory(target)
 
 
-def _choose(source: SourceText, select: str, *, engine_version: str) -> tuple[int, Setup]:
-    """Return which of a file's servers is meant, and what it starts."""
+def choose_server(source: SourceText, select: str, *, engine_version: str) -> tuple[list[int], Sequence[SetupReading]]:
+    """Return which of a file's servers are meant: all that one command starts. And all, with a release.
+
+    Raises:
+        InvalidSetup: the file cannot be read, or it starts several servers and the name is not that of one.
+    """
     readings = read_setups(source)
-    # A server in a script goes by what leads to it, or by its number.
-    known = [sorted(_list_names(each)) or [str(number)] for number, each in enumerate(readings, start=1)]
-    named = [
-        (index, each) for index, each in enumerate(readings) if not select or select in (*known[index], str(index + 1))
-    ]
+    commands: dict[object, list[int]] = {}
+    for index, each in enumerate(readings):
+        commands.setdefault(_name_command(each, source.text) or index, []).append(index)
+    groups = list(commands.values())
+    # A server goes by what no other has: a name, what leads to it in a script, or its number.
+    called = [set.union(*(_list_names(readings[index]) for index in group)) for group in groups]
+    shared = Counter(name for each in called for name in each)
+    own = [sorted(name for name in each if shared[name] == 1) for each in called]
+    known = [each or [str(number)] for number, each in enumerate(own, start=1)]
+    named = [group for number, group in enumerate(groups) if not select or select in (*known[number], str(number + 1))]
     if len(named) != 1:
         names = "; ".join(map(" or ".join, known))
         if select:
             raise refusal(
-                "several-servers", case="select", name=source.name, readings=len(readings), names=names, select=select
+                "several-servers", case="select", name=source.name, readings=len(groups), names=names, select=select
             )
-        raise refusal("several-servers", name=source.name, readings=len(readings), names=names)
-    index, reading = named[0]
-    if reading.setup.engine_version:
-        return index, reading.setup
-    return index, read_setups(source, engine_version=engine_version)[index].setup
+        raise refusal("several-servers", name=source.name, readings=len(groups), names=names)
+    (chosen,) = named
+    is_told = readings[chosen[0]].setup.engine_version
+    return chosen, readings if is_told else read_setups(source, engine_version=engine_version)
+
+
+_STARTS = (r"\bserve\b", "api_server", r"--model\b", r"\brun\b")
+"""What a line has once for each server that it starts."""
+
+
+def _name_command(reading: SetupReading, text: str) -> object:
+    """Return what tells a server's command from others: its lines, and its entry in a manifest; nothing if unknown."""
+    launch = reading.launch
+    lines = frozenset(word.line for word in launch.words if word.line) if launch is not None else frozenset[int]()
+    first = text.split("\n")[min(lines) - 1] if len(lines) == 1 else ""
+    if launch is None or not lines or any(len(re.findall(each, first)) > 1 for each in _STARTS):
+        return None
+    return lines, launch.place.path if launch.place is not None else ()
 
 
 def _list_names(reading: SetupReading) -> set[str]:
@@ -339,7 +417,7 @@ def _list_names(reading: SetupReading) -> set[str]:
             found = (value.get("name"), value.get("metadata", {}).get("name") if "kind" in value else None)
             names |= {each for each in found if isinstance(each, str)}
         if isinstance(step, str) and isinstance(value, Mapping) and value is not None and step in value:
-            names |= {step} if place is not None and place.form == "services" and step != "services" else set()
+            names |= {step} if place is not None and "services" in place.path[:-1] and step != "services" else set()
         try:
             value = None if step is None else value[step]
         except (KeyError, IndexError, TypeError):
@@ -362,24 +440,46 @@ def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str, se
     Raises:
         InvalidSetup: the file cannot be read, does not start exactly one server, or no edit was found.
     """
-    index, before = _choose(source, select, engine_version=engine_version)
-    readings = read_setups(source)
+    chosen, judged = choose_server(source, select, engine_version=engine_version)
+    readings, index = read_setups(source), chosen[0]
     wanted, place = [each.setup for each in readings], _place_of(readings[index])
-    wanted[index] = replace(before, spec=spec)
+    for number in chosen:
+        wanted[number] = replace(judged[number].setup, spec=spec)
     known = _find_error_codes(readings)
-    if _starts(source, wanted, index, place, known):
+    if _starts(source, readings, wanted, chosen, place, known):
         return FileEdit(text=source.text, difference="")
-    for change in islice(_propose(source, spec, place), _MOST):
-        text = _apply_change(source.text, change)
+    idle = set[int]()
+    for change in islice(_propose(source, spec, readings[index]), _MOST):
+        text, inserted = _apply_change(source.text, change), {each.start for each in change if each.start == each.end}
+        if text == source.text or inserted & idle or not _keeps_conditions(source.text, change, readings[index]):
+            continue
         edited = replace(source, text=text)
-        if (
-            text != source.text
-            and _starts(edited, wanted, index, place, known)
-            and _leaves_the_rest(source, text, place)
-        ):
+        try:
+            found = read_setups(edited)
+        except InvalidSetup:
+            continue
+        if not _is_yaml(source) and _list_all(found) == _list_all(readings):
+            idle |= inserted  # no server reads what stands there, however it is quoted
+        elif _starts(edited, found, wanted, chosen, place, known) and _leaves_the_rest(source, text, place):
             return FileEdit(text=text, difference=_compare(source, text))
     words = " ".join(next(_list_spellings(spec))) or "no --speculative-config"
     raise refusal("no-place-to-edit", name=source.name, words=words)
+
+
+_BEGIN, _END = re.compile(r"\{%-?\s*(?:if|for|with|block)\b"), re.compile(r"\{%-?\s*end")
+
+
+def _keeps_conditions(text: str, change: _Change, reading: SetupReading) -> bool:
+    """Say whether a change is under the same conditions of a template as the beginning of the server's command."""
+    lines = [] if reading.launch is None else [word.line for word in reading.launch.words if word.line]
+    if "{%" not in text or not lines:
+        return "{%" not in text
+    places = (_start_lines(text)[min(lines) - 1], *(each.start for each in change))
+    return len({len(_BEGIN.findall(text[:place])) - len(_END.findall(text[:place])) for place in places}) == 1
+
+
+def _list_all(readings: Iterable[SetupReading]) -> list[list[Setup]]:
+    return [[each.setup, *(other.setup for other in each.others)] for each in readings]
 
 
 def _place_of(reading: SetupReading) -> Place | None:
@@ -392,27 +492,33 @@ def _find_error_codes(readings: Iterable[SetupReading]) -> frozenset[str]:
 
 
 def _starts(
-    source: SourceText, wanted: Sequence[Setup], index: int, place: Place | None, known: frozenset[str]
+    source: SourceText,
+    readings: Sequence[SetupReading],
+    wanted: Sequence[Setup],
+    chosen: Sequence[int],
+    place: Place | None,
+    known: frozenset[str],
 ) -> bool:
     """Say whether a file starts these servers, with no other errors than are known of it."""
-    try:
-        readings = read_setups(source)
-        found = [each.setup for each in readings]
-        if len(found) == len(wanted) and not found[index].engine_version:
-            # Nothing in the file says which release it is, e.g. an image with a tag of one's own.
-            found[index] = read_setups(source, engine_version=wanted[index].engine_version)[index].setup
-    except InvalidSetup:
-        return False
+    found, version = [each.setup for each in readings], wanted[chosen[0]].engine_version
     if len(found) != len(wanted) or _find_error_codes(readings) - known:
         return False
-    # No way through a script keeps another config.
-    if any(way.setup.spec not in (None, wanted[index].spec) for way in readings[index].others):
-        return False
+    if not found[chosen[0]].engine_version:
+        # Nothing in the file says which release it is, e.g. an image with a tag of one's own.
+        try:
+            judged = read_setups(source, engine_version=version)
+        except InvalidSetup:
+            return False
+        found = [judged[number].setup if number in chosen else each for number, each in enumerate(found)]
     accepted = list(wanted)
-    if place is not None and place.form == "values" and not _differs(found[index], wanted[index], ("args",)):
-        # The chart turns prefixes' cache off where its values have a config that does not say otherwise.
-        cached = replace(wanted[index], args={"enable_prefix_caching": True, **wanted[index].args})
-        accepted[index] = cached if not _differs(found[index], cached) else wanted[index]
+    for index in chosen:
+        # No way through a script keeps another config.
+        if any(way.setup.spec not in (None, wanted[index].spec) for way in readings[index].others):
+            return False
+        if place is not None and place.form == "values" and not _differs(found[index], wanted[index], ("args",)):
+            # The chart turns prefixes' cache off where its values have a config that does not say otherwise.
+            cached = replace(wanted[index], args={"enable_prefix_caching": True, **wanted[index].args})
+            accepted[index] = cached if not _differs(found[index], cached) else wanted[index]
     return not any(_differs(*pair) for pair in zip(accepted, found, strict=True))
 
 
@@ -424,13 +530,13 @@ def _leaves_the_rest(source: SourceText, text: str, place: Place | None) -> bool
     """Say whether a change of YAML, with its aliases put in, is one of the server's own entry alone."""
     if place is None or place.form == "unit" or not _is_yaml(source):
         return True
-    before, after = (list(yaml.load_all(each, Loader=_Loader)) for each in (source.text, text))
+    before, after = ([each.value for each in read_yaml(text)] for text in (source.text, text))
     if len(before) != len(after):
         return False
     mine, known = place.path, (place.value, *place.others)
     for old, new in zip(before, after, strict=True):
         changed = list(_find_changed(old, new, ()))
-        is_own = old == place.value and all(_is_inside(path, mine, old) for path in changed)
+        is_own = old == place.value and all(_is_inside(path, mine, old, new) for path in changed)
         # The arguments of a service may stand in its runtime.
         is_runtime = isinstance(old, Mapping) and str(old.get("kind", "")).endswith("ServingRuntime")
         if changed and old in known and not (is_own or is_runtime):
@@ -438,10 +544,10 @@ def _leaves_the_rest(source: SourceText, text: str, place: Place | None) -> bool
     return True
 
 
-def _is_inside(path: tuple[str | int, ...], mine: Sequence[str | int], old: Any) -> bool:
-    """Say whether a path is in a server's entry, or adds the entry that the server did not need before."""
-    added = path == mine[: len(path)] and _follow(old, path) is None
-    return added or path[: len(mine)] == mine
+def _is_inside(path: tuple[str | int, ...], mine: Sequence[str | int], old: Any, new: Any) -> bool:
+    """Say whether a path is in a server's entry, or is an entry that the server needs only for its arguments."""
+    is_whole = path == mine[: len(path)] and None in (_follow(old, path), _follow(new, path))
+    return is_whole or path[: len(mine)] == mine
 
 
 def _find_changed(old: Any, new: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
@@ -463,22 +569,39 @@ def _is_yaml(source: SourceText) -> bool:
     return source.name.endswith((".yaml", ".yml", ".json"))
 
 
-def _propose(source: SourceText, spec: SpecConfig | None, place: Place | None) -> Iterator[_Change]:
-    if source.name.endswith(".py"):
-        yield from _find_python_changes(source.text, spec)
+def _propose(source: SourceText, spec: SpecConfig | None, reading: SetupReading) -> Iterator[_Change]:
+    lines = [] if reading.launch is None else [word.line for word in reading.launch.words if word.line]
+    # Where not every way through a script was followed, only the command itself is on all of them.
+    is_partial = reading.launch is not None and reading.launch.is_partial
+    starts = _start_lines(source.text)
+    last = min(max(lines, default=0), len(starts) - 1)
+    while lines and last < len(starts) - 1 and source.text[: starts[last]].rstrip("\r\n").endswith("\\"):
+        last += 1  # in a systemd unit, all words of a command have its first line's number
+
+    def is_apart(change: _Change) -> bool:
+        """Say whether a change adds words far from those of the server."""
+        places = [each.start for each in change if is_partial or each.start == each.end] if lines else []
+        return not all(starts[min(lines) - 1] <= place <= starts[last] for place in places)
+
     for words in _list_spellings(spec):
+        if source.name.endswith(".py"):
+            yield from _find_python_changes(source.text, spec, words)
         if _is_yaml(source):
             try:
+                if spec is None:
+                    yield from _find_first_entries(source.text)
                 yield from _find_list_changes(source.text, words)
+                yield from _find_list_changes(source.text, [f"'{word}'" for word in words])  # a shell reads it again
                 yield from _find_alias_changes(source.text, words)
                 yield from _find_scalar_changes(source.text, words)
-                yield from _find_first_lists(source.text, words, place)
+                yield from _find_first_lists(source.text, words, _place_of(reading))
                 yield from _find_key_changes(source.text, spec)
             except yaml.YAMLError:
                 pass  # what reads the file is less strict: it is changed as text
         else:
             yield from _find_array_changes(source.text, words)
-        yield from _find_command_changes(source.text, words)
+        found = sorted(_find_command_changes(source.text, words, lines if is_partial else ()), key=is_apart)
+        yield from (each for each in found if not is_partial or (lines and not is_apart(each)))
 
 
 _ARRAY = re.compile(r'\[(?:"(?:[^"\\]|\\.)*"|[\s,\\])*\]')
@@ -501,9 +624,9 @@ def _find_array_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
             )
 
 
-def _find_python_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
+def _find_python_changes(text: str, spec: SpecConfig | None, said: Sequence[str]) -> Iterator[_Change]:
     """Yield changes of the config among a call's keywords, a dictionary's keys, or the words of a list in Python."""
-    words = ", ".join(map(json.dumps, next(_list_spellings(spec))))
+    words = ", ".join(map(json.dumps, said))
     lines = text.encode().splitlines(keepends=True)
     starts = [0, *accumulate(len(line.decode()) for line in lines)]
 
@@ -550,13 +673,32 @@ def _find_python_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change
             yield (_Splice(end(value), end(value), f",{gap if gap.isspace() else ' '}{key}{spec.to_dict()!r}"),)
 
 
+def _find_first_entries(text: str) -> Iterator[_Change]:
+    """Yield removals of a key that the first switch-on added: one that holds the config alone."""
+    starts = _start_lines(text)
+    for node in _walk(yaml.compose_all(text, Loader=_Loader)):
+        for (key, value), (after, _) in pairwise(node.value) if isinstance(node, yaml.MappingNode) else ():
+            lines = after.start_mark.line - key.start_mark.line
+            if lines == (not node.flow_style) and getattr(value, "flow_style", False) and _holds_config_alone(value):
+                yield (_Splice(_at(starts, key.start_mark), _at(starts, after.start_mark)),)
+
+
+def _holds_config_alone(node: yaml.Node) -> bool:
+    if isinstance(node, yaml.MappingNode):
+        return all(key.value in ("name", _CONFIG_KEY) or _holds_config_alone(value) for key, value in node.value)
+    if isinstance(node, yaml.SequenceNode):
+        flags = list(_find_flags([str(item.value) for item in node.value]))
+        return bool(node.value) and (len(flags) == len(node.value) or all(map(_holds_config_alone, node.value)))
+    return False
+
+
 def _find_key_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
     """Yield changes of the key that holds the config, in engine arguments that are keys: of Ray, of vLLM's --config."""
     starts, config = _start_lines(text), None if spec is None else json.dumps(spec.to_dict())
     found_nodes = list(_walk(yaml.compose_all(text, Loader=_Loader)))
     nodes = [each for each in found_nodes if isinstance(each, yaml.MappingNode)]
     for node in (each for each in nodes if each.value):
-        found = [(key, value) for key, value in node.value if str(key.value).replace("-", "_") == "speculative_config"]
+        found = [(key, value) for key, value in node.value if str(key.value).replace("-", "_") == _CONFIG_KEY]
         for key, value in found:
             begin, end = _at(starts, value.start_mark), _at(starts, value.end_mark)
             if config is not None:
@@ -572,10 +714,12 @@ def _find_key_changes(text: str, spec: SpecConfig | None) -> Iterator[_Change]:
                 yield (_Splice(starts[line], starts[last + 1], ""),)
         if config is not None and not found:
             # Older releases take only text in a file of --config, and Ray takes only a mapping.
-            for added in (f"speculative-config: '{config}'", f"speculative_config: {config}"):
+            is_ray = any(key.value == "model_loading_config" for key, _ in node.value)
+            of_ray = [f"engine_kwargs: {{speculative_config: {config}}}"] * is_ray
+            for added in (*of_ray, f"speculative-config: '{config}'", f"speculative_config: {config}"):
                 yield _insert_key(text, starts, node, added)
     for node in found_nodes:
-        if isinstance(node, yaml.ScalarNode) and node.style == "|" and "engine_kwargs" in node.value:
+        if isinstance(node, yaml.ScalarNode) and node.style == "|" and "llm_configs" in node.value:
             yield from _find_inner_changes(text, starts, node, spec)
 
 
@@ -587,7 +731,7 @@ def _find_inner_changes(
     lines = text[begin:end].splitlines(keepends=True)
     lead = min((line[: len(line) - len(line.lstrip())] for line in lines if line.strip()), key=len, default="")
     inner = "".join(line.removeprefix(lead) for line in lines)
-    for change in _find_key_changes(inner, spec):
+    for change in (*(_find_first_entries(inner) if spec is None else ()), *_find_key_changes(inner, spec)):
         changed = _apply_change(inner, change).splitlines(keepends=True)
         yield (_Splice(begin, end, "".join(lead + line if line.strip() else line for line in changed)),)
 
@@ -621,8 +765,9 @@ def _find_scalar_changes(text: str, words: Sequence[str]) -> Iterator[_Change]:
         is_line = isinstance(node, yaml.ScalarNode) and node.style in (None, "'", '"') and " " in node.value
         if is_line and _LIKELY.search(node.value):
             for change in islice(_find_command_changes(node.value, words), 6):
-                shown = json.dumps(_apply_change(node.value, change), ensure_ascii=False)
-                yield (_Splice(_at(starts, node.start_mark), _at(starts, node.end_mark), shown),)
+                changed = _apply_change(node.value, change)
+                for shown in (_quote(changed, node.style) if node.style else changed, _quote(changed, '"')):
+                    yield (_Splice(_at(starts, node.start_mark), _at(starts, node.end_mark), shown),)
 
 
 _FIRST_KEYS: Mapping[str, Sequence[tuple[tuple[str, ...], str]]] = {

@@ -106,6 +106,11 @@ class Host:
     weights_bytes: int = 0
     """Size of target and drafter on a volume; 0 if unknown."""
 
+    @property
+    def limit_bytes(self) -> int:
+        """Least limit of memory: shared memory counts as the container's or the unit's."""
+        return self.memory_bytes + self.shm_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
@@ -245,13 +250,11 @@ def make_order(
     Raises:
         InvalidSetup: the setup lacks what a service needs, or its release does not start it.
     """
-    _refuse_incomplete(setup)
+    _refuse_incomplete(setup, is_written=True)
     refuse_secrets(setup)
     around = around or Surroundings()
     around.refuse_secrets()
-    if errors := _find_errors(report := check(setup)):
-        raise InvalidSetup(errors)
-    setup = _name_method(setup, report)
+    setup = settle_method(setup)
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
         raise refusal("service-name", name=name)
@@ -287,8 +290,15 @@ def _find_errors(report: Report) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity is Severity.ERROR]
 
 
-def _name_method(setup: Setup, report: Report) -> Setup:
-    """Return a setup whose config names its method, so that no directory's name decides it."""
+def settle_method(setup: Setup) -> Setup:
+    """Return a setup whose config names its method, so that no directory's name decides it.
+
+    Raises:
+        InvalidSetup: the setup lacks what a server needs, or its release does not start it.
+    """
+    _refuse_incomplete(setup)
+    if errors := _find_errors(report := check(setup)):
+        raise InvalidSetup(errors)
     spec, resolved = setup.spec, report.resolved
     if spec is None or spec.method is not None or resolved is None:
         return setup
@@ -296,11 +306,11 @@ def _name_method(setup: Setup, report: Report) -> Setup:
     return setup if _find_errors(check(named)) else named  # a release may know the method by an older name
 
 
-def _refuse_incomplete(setup: Setup) -> None:
+def _refuse_incomplete(setup: Setup, *, is_written: bool = False) -> None:
     lacks = {
         fault("release-not-given"): setup.engine != "vllm" or not setup.engine_version,
         fault("target-not-named"): not setup.target or setup.target.lstrip().startswith("{"),
-        fault("no-cpu-service"): setup.device is not None and setup.device.kind == "cpu",
+        fault("no-cpu-service"): is_written and setup.device is not None and setup.device.kind == "cpu",
     }
     if found := [finding for finding, is_so in lacks.items() if is_so]:
         raise InvalidSetup(found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftwise.core import Finding, InvalidSetup
@@ -54,6 +54,8 @@ class Surroundings:
     """Kind of the object that holds the server."""
     may_be_empty: bool = False
     """Whether the source lets the service have no replica."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Known variables among those that the source's fields refer to."""
 
     def refuse_secrets(self) -> None:
         """Raise InvalidSetup if a literal is a secret, because the files would hold it."""
@@ -103,7 +105,10 @@ def read_surroundings(reading: SetupReading) -> Surroundings:
     kind = str(place.value.get("kind") or "") if isinstance(place.value, Mapping) else ""
     unknown = bool(launch.image_unknown) or "$" in image or "{{" in image
     empty = any(_allows_none(each.key, each.value) for each in items if each.part != "other") or _is_scaled_away(place)
-    return Surroundings(items=items, image="" if unknown else image, form=place.form, kind=kind, may_be_empty=empty)
+    return Surroundings(
+        items=items, image="" if unknown else image, form=place.form, kind=kind, may_be_empty=empty,
+        variables=place.variables,
+    )  # fmt: skip
 
 
 def _allows_none(key: str, value: Any) -> bool:

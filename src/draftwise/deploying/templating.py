@@ -126,9 +126,8 @@ VALUES: Mapping[str, Callable[[ServiceOrder], Any]] = {
     "node_selector": _select_node,
     "node_selector_terms": _select_node_by_terms,
     "account": lambda order: order.platform.service_account or None,
-    # A volume in memory counts as the container's.
-    "memory": lambda order: to_gib(order.host.memory_bytes + order.host.shm_bytes),
-    "memory_bytes": lambda order: order.host.memory_bytes + order.host.shm_bytes,
+    "memory": lambda order: to_gib(order.host.limit_bytes),
+    "memory_bytes": lambda order: order.host.limit_bytes,
     "shm": lambda order: to_gib(order.host.shm_bytes),
     "shm_bytes": lambda order: order.host.shm_bytes,
     "startup_s": lambda order: order.startup_s,

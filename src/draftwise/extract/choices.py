@@ -16,25 +16,62 @@ def kv_cache_dtypes(tree: Tree) -> Facts:
 
 
 def moe_backends(tree: Tree) -> Facts:
-    """Every value of `moe_backend`; empty in releases that used environment variables."""
+    """Every value of `moe_backend` with the kinds of experts' weights that it can be asked for.
+
+    It is True where a release does not list them, and empty in releases that used environment variables.
+    """
     if tree.find("vllm/config/kernel.py") is None:
         return {}
     try:
-        return listed(tree, "MoEBackend", "vllm/config/kernel.py")
+        names = listed(tree, "MoEBackend", "vllm/config/kernel.py")
     except NotFound:
         if "moe_backend" in tree.get("vllm/config/kernel.py").text:
             raise
         return {}
+    taken = {kind: taken for kind in _EXPERTS if (taken := _list_taken(tree, kind))}
+    return {
+        name: ([kind for kind, each in taken.items() if name in each] if taken else True, source)
+        for name, (_, source) in names.items()
+    }
+
+
+_EXPERTS = ("unquantized", "fp8", "nvfp4", "mxfp4")
+
+
+def _list_taken(tree: Tree, kind: str) -> set[str]:
+    """Return the backends that experts of a kind take when asked for, and those that they leave out of account."""
+    module = tree.find(f"vllm/model_executor/layers/fused_moe/oracle/{kind}.py")
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.text)) if module is not None else ():
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id="mapping")], value=ast.Dict(keys=keys))
+                | ast.AnnAssign(target=ast.Name(id="mapping"), value=ast.Dict(keys=keys))
+            ):
+                found |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+            case ast.Compare(left=ast.Name(id="runner_backend"), ops=[ast.NotIn()], comparators=[ast.List(elts=parts)]):
+                found |= {str(part.value) for part in parts if isinstance(part, ast.Constant)}
+    return found
 
 
 def reasoning_parsers(tree: Tree) -> Facts:
     """Every reasoning parser that vLLM registers; empty in releases without such a table."""
-    module = tree.get("vllm/reasoning/__init__.py")
-    table = module.names.get("_REASONING_PARSERS_TO_REGISTER")
-    if not isinstance(table, ast.Dict):
+    return _list_parsers(tree, "_REASONING_PARSERS_TO_REGISTER", "vllm/reasoning/__init__.py")
+
+
+def tool_parsers(tree: Tree) -> Facts:
+    """Every parser of tool calls, likewise."""
+    places = ("vllm/tool_parsers/__init__.py", "vllm/entrypoints/openai/tool_parsers/__init__.py")
+    return _list_parsers(tree, "_TOOL_PARSERS_TO_REGISTER", *places)
+
+
+def _list_parsers(tree: Tree, table: str, *places: str) -> Facts:
+    module = tree.get(*places)
+    rows = module.names.get(table)
+    if not isinstance(rows, ast.Dict):
         return {}
-    names = [evaluate(module, key) for key in table.keys if key is not None]
-    return {str(name): (True, module.source("_REASONING_PARSERS_TO_REGISTER")) for name in names}
+    names = [evaluate(module, key) for key in rows.keys if key is not None]
+    return {str(name): (True, module.source(table)) for name in names}
 
 
 def kv_connectors(tree: Tree) -> Facts:

@@ -65,7 +65,8 @@ def config_arguments(tree: Tree) -> Facts:
     """Arguments of each config class, as `Class.field` -> expression over engine arguments, and `when` it is made.
 
     `Class.**` is a mapping of all its fields. `assigned` marks a value set on an existing config. Its type is not
-    validated, except for enumeration names, which vLLM converts by hand.
+    validated, except for enumeration names, which vLLM converts by hand. `validated` is the config's own function that
+    is called after that.
     """
     module = tree.get(ARGUMENTS)
     source = module.source(f"{_ENGINE}.{_CREATE}")
@@ -75,12 +76,22 @@ def config_arguments(tree: Tree) -> Facts:
         for field, value in made.arguments.items():
             row = {"value": write(value), "when": write(made.condition)}
             found.setdefault(f"{made.name}.{field}", (row, source))
+    called = dict(_list_verified(module.get_function(_CREATE, of=_ENGINE)))
     for owner, cls in _whole_configs(module).items():
+        again = {"validated": called[owner]} if owner in called else {}
         for key, value in {**walk.settled, **walk.names}.items():
             if key.startswith(f"{owner}.") and not key.endswith("*"):
-                assigned = {"value": write(value), "when": "True", "assigned": True}
+                assigned = {"value": write(value), "when": "True", "assigned": True, **again}
                 found.setdefault(f"{cls}.{key.removeprefix(f'{owner}.')}", (assigned, source))
     return dict(sorted(found.items()))
+
+
+def _list_verified(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """Yield the variables that verify themselves, with the name of their function."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if name.startswith(_NAMES):
+                yield owner, name
 
 
 def _whole_configs(module: Module) -> dict[str, str]:
@@ -147,8 +158,8 @@ def validators(tree: Tree) -> Facts:
     """Every validator of a config (`Class.function`) and each of its messages (`Class.function: text`) -> kind.
 
     Kinds: pydantic's validators (`field`, `model`), `__post_init__` (`start`), functions named verify, validate or
-    check, including those of the engine's arguments (`named`), and `other` functions that raise. Texts have `{}` for
-    values.
+    check, including those of the engine's arguments (`named`), and `other` functions that raise, with those of their
+    module that they call. Texts have `{}` for values.
     """
     functions = [
         (f"{name}.{each.name}", _find_kind(each), module, module.get_function(each.name, of=name))
@@ -156,6 +167,10 @@ def validators(tree: Tree) -> Facts:
         for each in node.body
         if isinstance(each, ast.FunctionDef)
     ]
+    for _, _, module, caller in [*functions]:
+        calls = [each.func for each in ast.walk(caller) if isinstance(each, ast.Call)]
+        names = sorted({func.id for func in calls if isinstance(func, ast.Name)})
+        functions += [(name, "other", module, own) for name in names if (own := module.find_function(name))]
     front = tree.get(*FRONTEND)
     if function := front.find_function(_VALIDATE):
         functions.append((function.name, "named", front, function))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from draftwise.extract.dataclass_fields import Field, fields_of, type_text
-from draftwise.extract.expressions import UNKNOWN, evaluate, literal, members
+from draftwise.extract.expressions import UNKNOWN, bases_of, evaluate, literal, members
 from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, Tree
 
@@ -34,7 +34,7 @@ def config_fields(tree: Tree) -> Facts:
 
 
 def config_classes(tree: Tree) -> dict[str, Config]:
-    """Return every config class that the engine's arguments name, and nested ones, by name."""
+    """Return every config class that the engine's arguments name, nested ones, and those that validators make."""
     module = tree.get(ARGUMENTS)
     waiting = [module.tree.resolve(module, name) for name in module.names if name.endswith(("Config", "ConfigArgs"))]
     found: dict[str, Config] = {}
@@ -52,18 +52,23 @@ def _is_config(node: ast.ClassDef) -> bool:
 
 
 def _inner_configs(module: Module, node: ast.ClassDef) -> Iterator[Any]:
-    for statement in node.body:
-        if isinstance(statement, ast.AnnAssign):
-            for part in ast.walk(statement.annotation):
-                if isinstance(part, ast.Name):
-                    yield module.tree.resolve(module, part.id)
+    made = [
+        part.func
+        for _, _, function in read_validators(module, node)
+        for part in ast.walk(function)
+        if isinstance(part, ast.Call)
+    ]
+    hints = [part for each in node.body if isinstance(each, ast.AnnAssign) for part in ast.walk(each.annotation)]
+    for part in (*hints, *made):
+        if isinstance(part, ast.Name):
+            yield module.tree.resolve(module, part.id)
 
 
 def _row(module: Module, node: ast.ClassDef, field: Field) -> dict[str, Any]:
     row = field.row()
     if row["default"] is UNKNOWN:
         row = {key: value for key, value in row.items() if key != "default"} | {"required": True}
-    alternatives = list(_alternatives(module, _annotation(node, field.name)))
+    alternatives = list(_alternatives(*_annotation(module, node, field.name)))
     row["type"] = " | ".join(dict.fromkeys(type_text(each) for _, each in alternatives)) or row["type"]
     enum = next((found for each in alternatives if (found := _enum(*each))), {})
     if enum:
@@ -77,12 +82,14 @@ def _row(module: Module, node: ast.ClassDef, field: Field) -> dict[str, Any]:
     return row
 
 
-def _annotation(node: ast.ClassDef, name: str) -> ast.expr | None:
+def _annotation(module: Module, node: ast.ClassDef, name: str) -> tuple[Module, ast.expr | None]:
+    """Return a field's annotation, which may be a base's, with the module that it stands in."""
     for statement in node.body:
         match statement:
             case ast.AnnAssign(target=ast.Name(id=found), annotation=annotation) if found == name:
-                return annotation
-    return None
+                return module, annotation
+    inherited = (_annotation(inner, base, name) for inner, base in bases_of(module, node))
+    return next((each for each in inherited if each[1] is not None), (module, None))
 
 
 def _alternatives(module: Module, annotation: ast.expr | None) -> Iterator[tuple[Module, ast.expr]]:

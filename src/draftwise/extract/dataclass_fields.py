@@ -53,7 +53,14 @@ class Field:
     def row(self) -> dict[str, Any]:
         """Return the field as a row of a data file."""
         row: dict[str, Any] = {"type": self.type, "default": self.default, **self.constraints}
-        return row | ({"choices": self.choices} if self.choices else {})
+        choices = self.choices or [*self._find_item_choices()]
+        return row | ({"choices": choices} if choices else {})
+
+    def _find_item_choices(self) -> Iterator[Any]:
+        """Yield the options of the named type that a list holds."""
+        for hint in self.hints:
+            if hint.kind == "list" and hint.module is not None and isinstance(hint.inner, ast.Name):
+                yield from (option for inner in flatten(hint.module, hint.inner) for option in inner.options)
 
 
 def fields_of(module: Module, node: ast.ClassDef) -> dict[str, Field]:

@@ -66,6 +66,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         choices.ir_providers,
         choices.moe_backends,
         choices.reasoning_parsers,
+        choices.tool_parsers,
         server_surface.metrics,
         server_surface.sampling_params,
         server_surface.env,

@@ -13,7 +13,15 @@ from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guarding.executors import Executor, parse_executor
 from draftwise.guarding.guard_state import KEPT_ROWS, Latch, Lease, State, Store
-from draftwise.guarding.service_reading import ProbeReading, Rules, ServiceReading, find_requests
+from draftwise.guarding.service_reading import (
+    ProbeReading,
+    Rules,
+    ServiceReading,
+    find_k,
+    find_requests,
+    pool,
+    read_sample,
+)
 from draftwise.guarding.step_policy import decide
 from draftwise.knowledge.messages import fault, note, warning
 from draftwise.watching.drift import CONFOUNDERS, LEARN_DAYS, ROW_S, DriftRow, RowArrays, find_learned_days, fit_model
@@ -24,14 +32,26 @@ from draftwise.watching.watcher import Snapshot
 def find_alarms(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Finding]:
     """Yield findings on a state and a reading for the operator."""
     if not rules.break_even:
-        yield warning("break-even-unknown", why=f" ({rules.unknown_because})" if rules.unknown_because else "")
+        yield (
+            warning("break-even-unknown", case="given", why=rules.unknown_because)
+            if rules.unknown_because
+            else warning("break-even-unknown")
+        )
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
         yield fault("nothing-is-read")
     for name, window in reading.spec.items():
         if window is not None and window.restarted:
             yield warning("replica-restarted", name=name)
+        elif window is not None and reading.find_need(window, rules) is None:
+            k, why = find_k(window), reading.why_not_compared(window)
+            if k and rules.k:
+                yield warning("break-even-unknown", case="k", name=name, k=k, run_k=rules.k, why=why)
+            elif read_sample(window) is not None:
+                yield warning("break-even-unknown", case="no-k", name=name, why=why)
     for name, since_s in state.low_since_s.items():
-        yield warning("fell-below-break-even", name=name, break_even=rules.break_even, time=_time(since_s))
+        seen = pool(state.recent.get(name, ()))
+        even = rules.break_even * (1.0 if seen is None else seen.need)
+        yield warning("fell-below-break-even", name=name, break_even=even, time=_time(since_s))
     for name, latch in state.latches.items():
         yield warning("is-out-of-traffic", name=name, time=_time(latch.out_since_s), cause=latch.cause)
     if state.drift.alarm_s is not None:

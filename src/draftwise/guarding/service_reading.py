@@ -10,6 +10,7 @@ from draftwise.backends.backend import ServerProbe
 from draftwise.core import Baseline, Diagnosis, Finding, Window
 from draftwise.core.action import Step
 from draftwise.knowledge.messages import refusal
+from draftwise.watching.diagnose.pool_case import count_drafted, differ_in_prompts, is_same_load
 from draftwise.watching.fingerprint import compare_probe, take_answers
 from draftwise.watching.yardstick import Yardstick
 
@@ -36,6 +37,8 @@ class ReplicaSample:
     """Requests that ended."""
     running: float
     """Mean number of running requests."""
+    need: float = 1.0
+    """Its own break-even, as a multiple of the run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +52,23 @@ class PooledSample:
     """Two standard errors of `tokens_per_step`, as a share."""
     requests: float
     accepts_nothing: bool
+    need: float = 1.0
+    """Its own break-even, as a multiple of the run's."""
 
     def is_below(self, value: float) -> bool:
-        """Return whether tokens per step are below a value beyond their noise."""
-        return self.tokens_per_step * (1 + self.error) < value
+        """Return whether tokens per step are below a limit of the run beyond their noise."""
+        return self.tokens_per_step * (1 + self.error) < value * self.need
 
     def is_above(self, value: float) -> bool:
-        """Return whether tokens per step are above a value beyond their noise."""
-        return self.tokens_per_step * (1 - self.error) > value
+        """Return whether tokens per step are above a limit of the run beyond their noise."""
+        return self.tokens_per_step * (1 - self.error) > value * self.need
+
+    def reaches(self, value: float) -> bool:
+        """Return whether tokens per step are not below a limit of the run."""
+        return self.tokens_per_step >= value * self.need
 
 
-def read_sample(window: Window) -> ReplicaSample | None:
+def read_sample(window: Window, need: float = 1.0) -> ReplicaSample | None:
     """Return the sample of a window; None if it says nothing about speculation: idle, restarted, without counters."""
     tokens, steps = window.output_tokens, window.sequence_steps
     if window.restarted or window.counts_drafts is False or not tokens or not steps:
@@ -72,6 +81,7 @@ def read_sample(window: Window) -> ReplicaSample | None:
         drafts=window.counters.spec.num_drafts,
         finished=window.sums.finished or 0.0,
         running=window.load.running or 0.0,
+        need=need,
     )
 
 
@@ -97,7 +107,13 @@ def pool(samples: Sequence[ReplicaSample]) -> PooledSample | None:
         error=_Z * sqrt(_SPREAD_OF_REQUESTS**2 / max(requests, 1.0) + _SPREAD_OF_STEPS**2 / (tokens - accepted)),
         requests=requests,
         accepts_nothing=drafts >= _MIN_DRAFTS and accepted == 0,
+        need=sum(each.need * each.tokens for each in samples) / tokens,
     )
+
+
+def find_k(window: Window) -> int:
+    """Return the k of a server, which positions tell however few drafts it made; 0 if it is unknown."""
+    return count_drafted(window) or len(window.counters.spec.accepted_per_pos)
 
 
 _HOUR_S = 3600.0
@@ -113,6 +129,8 @@ class Rules:
 
     break_even: float
     """Tokens per step below which every measured cell loses."""
+    k: int = 0
+    """Draft tokens of the run; 0 if unknown."""
     pays: float
     """Tokens per step above which a replica that was taken out pays again."""
     hold_s: float = 30.0
@@ -131,7 +149,7 @@ class Rules:
     """Why there is no break-even, as a clause."""
 
     @classmethod
-    def of(cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, trickles: bool) -> Rules:
+    def of(cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, trickles: bool, k: int = 0) -> Rules:
         """Return the rules for a run's break-evens and the interval between looks.
 
         The traffic may be like any cell, so a replica is low below all break-evens and pays above all. Without
@@ -139,6 +157,7 @@ class Rules:
         """
         return cls(
             break_even=min(break_evens, default=0.0),
+            k=k,
             pays=_HEALTHY * max(break_evens, default=inf),
             hold_s=max(30.0, MIN_WINDOWS * every_s),
             stale_s=2 * every_s + 5,
@@ -182,6 +201,29 @@ class ServiceReading:
     probes: Mapping[str, ProbeReading] = field(default_factory=dict)
     """Latest probe, by URL."""
     requests: tuple[StepRequest, ...] = ()
+
+    def find_need(self, window: Window, rules: Rules) -> float | None:
+        """Return a window's own break-even, as a multiple of the run's; None if it is unknown.
+
+        With another k, a step costs something else. Then it pays off from as many tokens on as plain steps fit into it.
+        """
+        if not rules.break_even or 0 < find_k(window) == rules.k:
+            return 1.0
+        plain = Window.pooled(filter(None, self.plain.values()))
+        if plain is None or not window.step_s or not plain.step_s or self.why_not_compared(window):
+            return None
+        return window.step_s / plain.step_s / rules.break_even
+
+    def why_not_compared(self, window: Window) -> str:
+        """Return why a window is not held against the plain pool, as a clause; empty if it is."""
+        plain = Window.pooled(filter(None, self.plain.values()))
+        if not window.output_tokens:
+            return "it has no traffic"
+        if plain is not None and plain.output_tokens and differ_in_prompts(window, plain):
+            return "its prompts differ in length from those of the plain pool"
+        if plain is None or not is_same_load(window, plain):
+            return "no plain pool (--plain) has a similar load"
+        return "" if window.step_s and plain.step_s else "the step times are unknown"
 
 
 _STEPS: Mapping[str, Step] = {

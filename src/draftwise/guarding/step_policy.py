@@ -78,7 +78,7 @@ def _find_ways_out(state: State, reading: ServiceReading, rules: Rules) -> Itera
     yield replace(
         _action(
             step, tuple(low), "fell-below-break-even",
-            f"{_count(len(low))} fewer tokens per step than the break-even of {rules.break_even:.2f} for "
+            f"{_count(len(low))} fewer tokens per step than the break-even of {worst.need * rules.break_even:.2f} for "
                 f"{worst.span_s:.0f} s; the lowest emits {worst.tokens_per_step:.2f}.", rules,
         ),
         evidence=_numbers(worst, rules),
@@ -91,7 +91,7 @@ def _waits_for_others(state: State, low: list[str], reading: ServiceReading, rul
         return False
     others = (each for name, each in state.recent.items() if name not in low and name not in state.latches)
     unsure = (pool(each[-MIN_WINDOWS:]) for each in others)
-    return any(each is not None and each.tokens_per_step < rules.break_even for each in unsure)
+    return any(each is not None and not each.reaches(rules.break_even) for each in unsure)
 
 
 def _is_fresh(state: State, name: str, now_s: float, rules: Rules) -> bool:
@@ -118,7 +118,7 @@ def _find_ends_of_trickle(state: State, reading: ServiceReading, rules: Rules) -
 
 
 def _pays(evidence: PooledSample, rules: Rules) -> bool:
-    return evidence.tokens_per_step >= rules.pays and evidence.is_above(rules.break_even)
+    return evidence.reaches(rules.pays) and evidence.is_above(rules.break_even)
 
 
 def _find_releases(state: State, reading: ServiceReading, rules: Rules) -> Iterator[Action]:
@@ -188,7 +188,7 @@ def _pays_as_a_whole(state: State, reading: ServiceReading, rules: Rules, ill: S
     serving = [name for name, window in reading.spec.items() if name not in state.latches and window is not None]
     well = [pool(state.recent.get(name, ())) for name in serving if name not in ill]
     together = pool([sample for name in serving for sample in state.recent.get(name, ())])
-    healthy = any(each is not None and each.tokens_per_step >= rules.break_even for each in well)
+    healthy = any(each is not None and each.reaches(rules.break_even) for each in well)
     return healthy and together is not None and not together.is_below(rules.break_even)
 
 
@@ -220,7 +220,7 @@ def _numbers(evidence: PooledSample, rules: Rules) -> Mapping[str, float]:
         "error": round(evidence.error, 4),
         "requests": evidence.requests,
         "span_s": round(evidence.span_s, 1),
-        "break_even": rules.break_even,
+        "break_even": round(evidence.need * rules.break_even, 4),
     }
 
 
@@ -256,7 +256,8 @@ def _observe(state: State, reading: ServiceReading, rules: Rules) -> State:
         samples = state.recent.get(name, ())
         if window is not None and window.restarted:
             samples = ()
-        if window is not None and (sample := read_sample(window)) is not None:
+        need = None if window is None else reading.find_need(window, rules)
+        if window is not None and need is not None and (sample := read_sample(window, need)) is not None:
             samples = (*samples, sample)
         if works and window is not None and not window.restarted and name in reading.stands:
             began_s, reads = state.stands.get(name, (window.start_s, 0))

@@ -19,6 +19,7 @@ from draftwise.knowledge.rules import Probe
 from draftwise.knowledge.stored import read_folder
 from draftwise.knowledge.vllm import Release, releases
 
+_version = cache(Version)
 _REPORTED = "~"
 """Mark of a release that only reports name."""
 _SURE = frozenset({"wheel", "merged"})
@@ -103,14 +104,14 @@ class Defect:
     @property
     def first_release(self) -> Version:
         """First release in which the fault was reported or read."""
-        return Version(self.first.removeprefix(_REPORTED))
+        return _version(self.first.removeprefix(_REPORTED))
 
     @property
     def last_release(self) -> Version:
         """Last release that has it or has a report; an open row does not cover releases that users added."""
         if self.last is None:
             return next(release.version for release in reversed(releases()) if release.added is None)
-        return Version(self.last.removeprefix(_REPORTED))
+        return _version(self.last.removeprefix(_REPORTED))
 
     @property
     def is_end_known(self) -> bool:

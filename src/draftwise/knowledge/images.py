@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+from packaging.version import Version
+
+from draftwise.knowledge.rules import is_within
 from draftwise.knowledge.stored import read_data
 
 _RELEASE = re.compile(r"v?(0\.\d{1,3}(?:\.\d{1,3}){1,2}(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])")
@@ -46,6 +49,17 @@ def find_release(image: str) -> str:
             return str(row["vllm"])
     within = _RELEASE_WITHIN.search(tag)
     return within[1] if within else ""
+
+
+def find_packages(image: str) -> frozenset[str]:
+    """Return the optional packages that an image is known to hold."""
+    (name, tag), release = split_image(image), find_release(image)
+    if not release or re.search(r"cpu|rocm|xpu", tag):
+        return frozenset()
+    for row in read_data("images")["holding"]:
+        if re.search(rf"(?:^|/){row['pattern']}$", name) and is_within(row["spans"], Version(release)):
+            return frozenset(row["packages"])
+    return frozenset()
 
 
 def _goes_on(tag: str, name: str, known: str) -> bool:

@@ -68,6 +68,10 @@ class StatsLogFacts:
     """Matches the line about drafts, which follows the engine's line."""
     dies: re.Pattern[str]
     """Matches lines of an engine that dies, not errors of one request."""
+    start: re.Pattern[str]
+    """Matches a line of a server that starts."""
+    end: re.Pattern[str]
+    """Matches lines of a server that ends as it was asked to."""
     off: re.Pattern[str]
     """Matches the line of a server that writes no statistics, because it has several API servers."""
     hangs: re.Pattern[str]
@@ -88,6 +92,8 @@ def read_stats_log() -> StatsLogFacts:
         begins=re.compile(data["begins"]),
         drafts=re.compile(data["drafts"]),
         dies=re.compile(data["dies"]),
+        start=re.compile(data["start"]),
+        end=re.compile(data["end"]),
         off=re.compile(data["off"]),
         hangs=re.compile(data["hangs"]),
         time=re.compile(data["time"]),

@@ -115,6 +115,8 @@ class Method:
     """Architecture in the config.json of most published heads."""
     v1_draft_length: DraftLength = "none"
     """Whether Model Runner V1's proposer can change its draft length from step to step; `none` without a proposer."""
+    v1_cuts_at_context: bool = False
+    """Whether Model Runner V1 cuts its drafts where the context ends."""
     architectures: tuple[str, ...] = ()
     """Parts of its drafters' architecture names, in lower case."""
     model_types: tuple[str, ...] = ()

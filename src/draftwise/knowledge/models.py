@@ -19,6 +19,7 @@ from typing import Any
 from draftwise.knowledge.stored import read_data
 
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))(\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
+_IN_CACHE = re.compile(r"(?:^|/)models--([^/]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,12 @@ def find_model(name: str) -> KnownModel | None:
     """
     wanted = name.strip().lower()
     return next(filter(None, (_by_name(read).get(wanted) for read in _READERS)), None)
+
+
+def name_in_cache(path: str) -> str:
+    """Return the hub name of the model whose directory in the hub's cache a path leads into; empty for another path."""
+    found = _IN_CACHE.search(path)
+    return found[1].replace("--", "/") if found else ""
 
 
 def is_hub_name(name: str) -> bool:

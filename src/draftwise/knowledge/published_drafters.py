@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from draftwise.knowledge.models import name_in_cache
 from draftwise.knowledge.stored import read_data, read_rows
 
 
@@ -29,6 +30,8 @@ class PublishedDrafter:
     """`plain`, or `speculators` for the format of the speculators library."""
     parallel_drafting: bool = False
     """Whether it drafts all tokens in one pass, which needs vLLM's `parallel_drafting`."""
+    architecture: str = ""
+    """Class in its config.json, where it is not the usual one of the method."""
     model_type: str = ""
     """Type in its config.json, where vLLM infers the method from it."""
     trained_on: str | None = None
@@ -58,7 +61,8 @@ def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...
 
 def find_published_drafter(model: str) -> PublishedDrafter | None:
     """Return the row of a drafter by its hub name; case does not matter. None if it has no row."""
-    return next((row for row in read_published_drafters() if row.model.lower() == model.lower()), None)
+    wanted = (name_in_cache(model) or model).lower()
+    return next((row for row in read_published_drafters() if row.model.lower() == wanted), None)
 
 
 def find_native(model_type: str) -> NativeModules | None:

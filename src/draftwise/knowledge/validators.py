@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -39,6 +39,8 @@ class ReadRefusal:
     """What the condition asks for that no setup shows."""
     never: str = ""
     """Why no command line, environment or target meets it."""
+    says: str = ""
+    """Its text, where vLLM composes it and the key has only the name of a variable."""
     at: str = "config"
     """When the server meets it: while it makes its `config`, or at its `start`."""
     spans: tuple[tuple[str, str | None], ...] = (("0", None),)
@@ -48,6 +50,83 @@ class ReadRefusal:
     def coverage(self) -> Coverage:
         """What becomes of it."""
         return Coverage.UNREACHED if self.never else Coverage.WAITS if self.needs else Coverage.BY_RULE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededPackage:
+    """A package that vLLM needs for a setting and does not install."""
+
+    package: str
+    """Its name on the index; a variant for one CUDA, or for none, has a suffix."""
+    when: str
+    """Condition like that of `ReadRefusal`."""
+    spans: tuple[tuple[str, str | None], ...]
+    source: str
+    install: str = ""
+    """How to install it, if not from the index."""
+    at: str = "start"
+    """As in `ReadRefusal`."""
+    needs: str = ""
+    """What else the setting needs that no setup shows."""
+    says: str = ""
+    """What vLLM says without that."""
+    extra: str = ""
+    """Extra of vLLM that installs it."""
+
+    def is_in(self, installed: Collection[str]) -> bool:
+        """Return whether it is among installed packages."""
+        return any(_VARIANT.sub("", each) == self.package for each in installed)
+
+
+RAY_RUNS = "ray start"
+"""Stands among packages for a command that starts Ray."""
+_VARIANT = re.compile(r"-(?:cu(?:da)?\d*|non-cuda)$")
+_INSTALLER = re.compile(r"(?:sudo )?(?:python[\d.]* -m )?(?:uv )?pip[\d.]*(?: -\S+)*")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[([^\]]*)\])?\s*(?:[<>=!~@][^;]*)?")
+_VALUED = frozenset(
+    {"-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "--index", "-f", "--group"}
+    | {"--find-links", "--no-binary", "--only-binary", "--upgrade-package", "-P", "--reinstall-package", "--exclude"}
+    | {"--refresh-package", "--no-build-package", "--no-binary-package", "--no-build-isolation-package", "-e"}
+)
+"""Options of pip and uv whose next word is not installed as a package, or is a folder."""
+_ELSEWHERE = frozenset({"-t", "--target", "--prefix", "--root", "-p", "--python", "--dry-run"})
+"""Options with which nothing is installed for the server's Python."""
+
+
+def read_installation(words: Sequence[str]) -> dict[str, bool]:
+    """Return the optional packages that a command of pip installs (true) or takes away; `RAY_RUNS` if it starts Ray."""
+    texts = [each.strip("\"'") for each in words]
+    names = [each.rpartition("/")[2] for each in texts]
+    if names[:2] == ["ray", "start"] or "multi-node-serving.sh" in names[:2]:  # which begins with `ray start`
+        return {RAY_RUNS: True}
+    place = next((index for index, each in enumerate(texts) if each in ("install", "uninstall", "remove")), None)
+    if place is None:
+        return {}
+    adds, after = texts[place] == "install", texts[place + 1 :]
+    elsewhere = not _ELSEWHERE.isdisjoint(each.partition("=")[0] for each in after)
+    if adds and (elsewhere or not _INSTALLER.fullmatch(" ".join(texts[:place]))):
+        return {}
+    named = [each for before, each in zip(texts[place:], after, strict=False) if before not in _VALUED]
+    found: set[str] = set()
+    for each in filter(None, map(_REQUIREMENT.fullmatch, named)):
+        name = _VARIANT.sub("", re.sub(r"[-_.]+", "-", each[1]).lower())
+        extras = re.split(r"[\s,]+", each[2] or "") if name == "vllm" and adds else ()
+        found |= {name, *(row.package for row in list_packages() if row.extra and row.extra in extras)}
+    return dict.fromkeys(found & list_asked_packages(), adds)
+
+
+@cache
+def list_packages() -> Sequence[NeededPackage]:
+    """Return the packages that settings need and vLLM does not install."""
+    return [NeededPackage(**row) for row in read_rows("packages")]
+
+
+@cache
+def list_asked_packages() -> frozenset[str]:
+    """Return the optional packages of a server that conditions, rules or known defects ask for."""
+    read = re.findall(r"packages\.(\w+)", " ".join(row.when for row in list_conditions()))
+    named = (row.package for row in list_packages())
+    return frozenset({"arctic-inference", "vllm-ascend", *named, *(name.replace("_", "-") for name in read)})
 
 
 def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
@@ -127,5 +206,5 @@ def _is_decidable(node: ast.AST) -> bool:
 
 def _bare(text: str) -> str:
     """Return a message with `{}` in the place of each run of values."""
-    spaced = re.sub(r"(\{\}\s*)+\{\}", "{}", re.sub(r"\{[^{}]*\}", "{}", text))
+    spaced = re.sub(r"(\{\}\s*)+\{\}", "{}", re.sub(r"\{(?:[^{}]|\{[^{}]*\})*\}", "{}", text))
     return re.sub(r"\s+", " ", spaced).strip()

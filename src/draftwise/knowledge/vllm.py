@@ -39,6 +39,10 @@ class Span:
     """Release, file and symbol where the value was first read."""
 
 
+_name, _version = cache(str), cache(Version)
+"""A version as text and a text as version: each look at a table asks for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """A vLLM release with tables in the catalogue."""
@@ -63,7 +67,7 @@ class Release:
             KeyError: there is no such topic; `topics()` names them.
             MissingFacts: the topic could not be read when the user added the release.
         """
-        return _values(topic, str(self.version))
+        return _values(topic, _name(self.version))
 
     def source(self, topic: str, key: str) -> str:
         """Return where a value of `table` was read: release, file and symbol; KeyError for an unknown key."""
@@ -178,8 +182,8 @@ def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
     """
     return tuple(
         Span(
-            since=Version(row.since),
-            until=None if row.until is None else Version(row.until),
+            since=_version(row.since),
+            until=None if row.until is None else _version(row.until),
             value=row.value,
             source=_cite(row),
         )

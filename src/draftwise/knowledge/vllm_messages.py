@@ -13,6 +13,8 @@ _TOPIC = "messages"
 _LONGEST = 200_000
 """Characters of a pasted text that are looked at, from its end: that is where an error stands."""
 _VALUE = r".{0,400}?"
+_LAST = r"(\[.*?\]|\S+?)[.,;'\")\]]*(?= |$)"
+"""A value with which a message ends: a list or a word, without what may follow it."""
 _FIRST, _BOTH = 8, 20
 """Least letters of a message's beginning, and of all that a text without the whole message has of it."""
 _SPAN, _OPEN = 12, 2
@@ -66,6 +68,17 @@ def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
     alone = [each for low, each in found.items() if not any(low != other and low in other for other in found)]
     ordered = sorted(alone, key=lambda template: -len(template.replace("{}", "")))
     return tuple(replace(_describe(each), is_same=is_same) for each in ordered[:most])
+
+
+def read_values(text: str, template: str) -> Mapping[str, str]:
+    """Return the values in a text that holds a message, each by the word in front of it: `heads ({})`."""
+    parts = _split(template)
+    pattern = "(.+?)".join(map(re.escape, parts))
+    if not parts[-1]:
+        pattern = pattern.removesuffix("(.+?)") + _LAST
+    found = re.search(pattern, _squeeze(text), re.IGNORECASE)
+    words = [re.findall(r"[a-z_]+", part.lower())[-1:] for part in parts]
+    return {} if found is None else {word[0]: value for word, value in zip(words, found.groups(), strict=False) if word}
 
 
 def find_nearest(text: str) -> str:
@@ -137,7 +150,7 @@ def _retells(words: Sequence[str], template: str) -> bool:
 @cache
 def _parts() -> Mapping[str, str]:
     """Return each message of any release with its longest part without a value, in lower case."""
-    parts = {template: max(_split(template.lower()), key=len).strip() for template in all_keys(_TOPIC)}
+    parts = {template: max(_split(template.lower()), key=len).strip(" .") for template in all_keys(_TOPIC)}
     return {template: part for template, part in parts.items() if sum(map(str.isalpha, part)) >= _PART}
 
 

@@ -298,7 +298,9 @@ def _make_points(
         found = [gap for stream in kind for gap in stream]
         if len(found) < _FEWEST_GAPS or (batch := mean(gap.batch for gap in found)) * _FEWEST_STEPS > len(found):
             continue
-        seconds, spread = mean(gap.seconds for gap in found), _find_spread(kind)
+        if not (seconds := mean(gap.seconds for gap in found)):
+            continue  # all came at one time, after the client or the network stood still
+        spread = _find_spread(kind)
         computed = mean(gap.prompts for gap in found) * prompt_tokens * (1 - (counters.prefix_hit_rate or 0.0))
         yield StepPoint(
             setting=place[0],
@@ -338,7 +340,7 @@ def _follow(answer: Answer, firsts: NDArray[np.float64], lasts: NDArray[np.float
         same = np.searchsorted(firsts, now + wide / 2) - began
         near = np.searchsorted(firsts, now + 1.5 * wide) - np.searchsorted(firsts, before - wide / 2)
         own = 1 if before - wide / 2 <= answer.timing.chunks[0][0] else 0
-        yield _Gap(wide, tokens, float(began - ended), position, int(same), near - own == 0)
+        yield _Gap(wide, tokens, max(1.0, float(began - ended)), position, int(same), near - own == 0)
         position += tokens
 
 

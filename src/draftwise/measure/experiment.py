@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, ClientHealth, Progress, RunPlan, StorageError, TurnRecord
+from draftwise.core import Answer, ClientHealth, Counters, Progress, RunPlan, StorageError, TurnRecord
 from draftwise.knowledge.messages import text_of
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.load.client import Client
@@ -104,8 +105,7 @@ class Experiment:
         began_s, began = time.time(), backend.now()
         health = await self._drive(client, turn)
         wall_s = backend.now() - began
-        await _drain(backend, down_to=load.running or 0)
-        growth = await backend.counters() - counters
+        growth = await _drain(backend, down_to=load.running or 0) - counters
         await backend.rest()
         device = await self.read_device()
         record = TurnRecord(
@@ -129,7 +129,8 @@ class Experiment:
         self.directory.finish_turn(record)
         self._measured.add(turn.key)
         if self.directory.is_full:
-            raise StorageError(text_of("run-disk-full", path=self.directory.path))
+            path = self.directory.path
+            raise StorageError(text_of("run-disk-full", path=path, quoted=shlex.quote(str(path))))
 
     async def _drive(self, client: Client, turn: Turn) -> ClientHealth:
         """Put the load of a turn on its server, from as many processes as that takes."""
@@ -157,8 +158,12 @@ class Experiment:
             self.progress.step(self.num_answers, text=what)
 
 
-async def _drain(backend: Backend, *, down_to: float) -> None:
-    """Wait until a server runs no more than before, if it says so: canceled requests would load the next turn."""
+async def _drain(backend: Backend, *, down_to: float) -> Counters:
+    """Wait until a server runs no more than before, if it says so: canceled requests would load the next turn. Return
+    its counters then."""
     give_up = backend.now() + _DRAIN_S
-    while ((await backend.gauges()).running or 0) > down_to and backend.now() < give_up:
+    while True:
+        load, counters = await backend.look()
+        if (load.running or 0) <= down_to or backend.now() >= give_up:
+            return counters
         await asyncio.sleep(_DRAIN_POLL_S)

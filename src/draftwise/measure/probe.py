@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 
 from draftwise.backends import UrlBackend
 from draftwise.backends.backend import ProbedPair, ServerProbe
@@ -21,9 +22,13 @@ _MOST_TOKENS = 64
 
 def load_probe(num_prompts: int) -> tuple[Workload, ...]:
     """Return bundled prompts, the same number for each kind of text."""
-    loaded = (load_workloads(name, max_tokens=_MOST_TOKENS)[0] for name in _BUNDLED)
     shares = (len(range(start, num_prompts, len(_BUNDLED))) for start in range(len(_BUNDLED)))
-    return tuple(each.first(share) for each, share in zip(loaded, shares, strict=True) if share)
+    return tuple(each.first(share) for each, share in zip(_load_bundled(), shares, strict=True) if share)
+
+
+@cache
+def _load_bundled() -> tuple[Workload, ...]:
+    return tuple(load_workloads(name, max_tokens=_MOST_TOKENS)[0] for name in _BUNDLED)
 
 
 async def probe(

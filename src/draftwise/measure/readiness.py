@@ -48,6 +48,8 @@ _STEADY = 1.15
 _NOISY_ROUNDS = 3
 """Rounds on each side of a comparison that shows whether a noisy pace still falls."""
 _STILL_FALLS = 0.9
+_FAR_MORE = 1.5
+"""Growth of the tokens of a step that only remembered answers explain."""
 _REFRAIN = "one, two, three, four, five, six, seven, eight, nine, ten;\n"
 _TIMES = 4
 WARM_UP_LENGTH = _TIMES * len(_REFRAIN)
@@ -71,8 +73,8 @@ class WarmUp:
     """Growth of each server's counters, by arm."""
     unsteady: Mapping[str, str]
     """First load under which a server's pace did not become steady, by arm."""
-    fastest: Mapping[str, float] = field(default_factory=dict)
-    """Minimum seconds per decoding step under the lightest load, by arm."""
+    fastest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Minimum seconds per decoding step under the lightest load, and what such a step brought, by arm."""
 
     def prompt_s(self, arm: str, label: str) -> float:
         """Return the seconds of a server's time that a warm-up prompt took until its first token, under a load."""
@@ -98,6 +100,8 @@ class _Round:
     """Pace while all streams were decoding."""
     step: float
     """Seconds per decoding step of a stream."""
+    per_step: float = 1.0
+    """Tokens that such a step brings."""
 
 
 def make_greeting(plan: RunPlan) -> Prompt:
@@ -161,7 +165,9 @@ async def warm_up(
         decoding={place: median(each.decoding for each in two) for place, two in last.items()},
         counters=grown,
         unsteady={name: condition.label for name, condition in reversed(pending) if name in grown},
-        fastest={name: min(each.step for each in rounds[name, _find_lightest(plan)]) for name in grown},
+        fastest={
+            name: min((each.step, each.per_step) for each in rounds[name, _find_lightest(plan)]) for name in grown
+        },
     )
 
 
@@ -169,14 +175,22 @@ def _find_lightest(plan: RunPlan) -> Condition:
     return min(plan.conditions, key=lambda each: each.concurrency or math.inf)
 
 
-async def warm_up_again(client: Client, plan: RunPlan, rounds: int) -> float:
+async def warm_up_again(client: Client, plan: RunPlan, rounds: int, early: tuple[float, float]) -> float:
     """Return the seconds per decoding step of a warm server on other warm-up prompts (geometric mean).
+
+    A drafter that remembers the first ones drafts more, so its steps take longer. That is no change of pace.
+
+    Args:
+        early: seconds per step at first, and what such a step brought.
 
     Raises:
         BackendError: it does not answer.
     """
-    numbers = range(_MOST_ROUNDS, _MOST_ROUNDS + rounds)
-    steps = [(await _take_round(client, _find_lightest(plan), plan, number)).step for number in numbers]
+    numbers, steps = range(_MOST_ROUNDS, _MOST_ROUNDS + rounds), []
+    for number in numbers:
+        taken = await _take_round(client, _find_lightest(plan), plan, number)
+        more = taken.per_step / early[1]
+        steps.append(max(taken.step / more, min(taken.step, early[0])) if more > _FAR_MORE else taken.step)
     return math.pow(math.prod(steps), 1 / len(steps))
 
 
@@ -221,10 +235,11 @@ async def _take_round(client: Client, condition: Condition, plan: RunPlan, numbe
     # Without drafts each token is a step: several arrive at once where the client stalls.
     steps = sum(count if client.backend.name == plan.arms[0].name else 1 for each in chunks for _, count in each[1:])
     step = sum(each[-1][0] - each[0][0] for each in chunks) / steps if steps else pace
-    if not together:
-        return _Round(pace=pace, decoding=pace, step=step)
-    decoding = (max(at for at, _ in together) - all_began) / sum(count for _, count in together)
-    return _Round(pace=pace, decoding=decoding, step=step)
+    per_step = sum(count for each in chunks for _, count in each[1:]) / steps if steps else 1.0
+    decoding = pace
+    if together:
+        decoding = (max(at for at, _ in together) - all_began) / sum(count for _, count in together)
+    return _Round(pace=pace, decoding=decoding, step=step, per_step=per_step)
 
 
 async def settle(read_device: DeviceReader, *, ends_at: float, progress: Progress) -> str | None:

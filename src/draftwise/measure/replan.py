@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from statistics import fmean
 
-from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, RunPlan, TurnRecord, Verdict
+from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, RunPlan, Settled, TurnRecord, Verdict
 from draftwise.core.comparison import ALL
 from draftwise.core.grouping import group_by
 from draftwise.deciding.bands import gather_load_points
@@ -202,21 +203,24 @@ class LostBlock:
     attempt: int
 
 
-def find_lost(run: Run, labels: Sequence[str]) -> list[LostBlock]:
+def find_lost(run: Run, labels: Sequence[str], ended: Iterable[Settled]) -> list[LostBlock]:
     """Return the blocks to repeat, those with the fewest attempts first.
 
-    Leaves out candidates whose verdict is settled. One that may remember its answers is asked again for its pace: the
-    second answer is no reading, but its steps tell whether the prompts are slow by themselves. Its first token does
-    not, since a prefix cache may have helped. An interrupted attempt is not completed, because turns of two sessions
-    are not a pair.
+    Leaves out candidates whose verdict is settled, as long as enough turns for it are left. One that may remember its
+    answers is asked again for its pace: the second answer is no reading, but its steps tell whether the prompts are
+    slow by themselves. Its first token does not, since a prefix cache may have helped. An interrupted attempt is not
+    completed, because turns of two sessions are not a pair.
 
     Args:
         run: the run on disk, with every attempt.
         labels: labels of the conditions to search.
+        ended: cells that are not measured any more.
     """
-    settled = {each.key for each in run.settled}
+    counted = set_aside_disturbed(run, get_thresholds(run))
+    left = Counter((turn.workload, turn.condition, turn.arm) for turn in counted.turns)
+    settled = {each.key for each in ended if left[each.key] >= FEWEST_PROMPTS}
     again: dict[BlockKey, set[str]] = {}
-    for pair in find_lost_pairs(set_aside_disturbed(run, get_thresholds(run))):
+    for pair in find_lost_pairs(counted):
         workload, label, *_ = pair.block
         is_needed = label in labels and (workload, label, pair.candidate) not in settled
         is_needed &= pair.candidate not in run.plan.remembering or not pair.reason.startswith(FIRST_TOKEN)

@@ -45,7 +45,7 @@ class Roster:
     returns: Returns | None = None
     clients: dict[str, Client] = field(default_factory=dict, init=False)
     """Clients of the servers that are up, by arm."""
-    _starts: dict[str, float] = field(default_factory=dict, init=False)
+    starts: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds that servers took to start, by arm."""
     _failures: dict[str, Failure] = field(default_factory=dict, init=False)
 
@@ -92,12 +92,15 @@ class Roster:
             if backend.name not in self.clients:
                 return None
 
-    async def start(self, group: Sequence[Backend], *, ends_at: float) -> None:
+    async def start(
+        self, group: Sequence[Backend], *, ends_at: float, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Start servers, as many in parallel as the cores allow. Return when each is up or left out.
 
         Args:
             group: backends to start, the most promising first.
             ends_at: event-loop time after which to wait for no candidate if another one is up.
+            check: called every second; raises to give up.
 
         Raises:
             BackendError, InvalidSetup: see `attempt`.
@@ -116,6 +119,8 @@ class Roster:
                 timeout = min(left_s, _STOP_POLL_S) if left_s > 0 else _STOP_POLL_S
                 done, _ = await asyncio.wait(starting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 check_stop(self.progress)
+                if not done:
+                    check()
                 for task in done:
                     del starting[task]
                     task.result()
@@ -133,12 +138,12 @@ class Roster:
         clock = asyncio.get_running_loop().time
         async with turn:
             began = clock()
-            usual_s = median(self._starts.values()) if self._starts else 0.0
-            if self.may_leave_out and len(self._starts) > 1 and began + usual_s > ends_at:
+            usual_s = median(self.starts.values()) if self.starts else 0.0
+            if self.may_leave_out and len(self.starts) > 1 and began + usual_s > ends_at:
                 left_s = max(0.0, ends_at - began)
                 raise BackendError(text_of("arm-not-started", name=backend.name, usual_s=usual_s, left_s=left_s))
             await backend.start()
-            self._starts[backend.name] = clock() - began
+            self.starts[backend.name] = clock() - began
 
     async def greet(self, group: Iterable[Backend], hello: Prompt, *, salt: str) -> None:
         """Send the simplest request to each server that is up, and keep its client.

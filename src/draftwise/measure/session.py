@@ -70,15 +70,18 @@ from draftwise.measure.roster import Returns, Roster
 from draftwise.measure.run_context import describe_server
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.time_budget import TimeBudget
-from draftwise.measure.time_estimate import TimeEstimate, describe_plan, fit_plan
+from draftwise.measure.time_estimate import TimeEstimate, describe_plan, expect_least, fit_plan
 from draftwise.reporting.conditions import describe_omissions
 from draftwise.runs import RunDirectory
 from draftwise.statistics import FEWEST_PROMPTS
 
 _MANY_SERVERS = 4
-"""Minimum number of servers for which the session checks how many fit into the time before it starts them."""
+"""Minimum number of servers for which the session checks how many fit into the time before it starts them. With
+this many, it sends pilot requests only if the time may not suffice."""
 _LOOKED_AT_MORE = 1.3
 """A candidate's warm-up and pilot requests take this multiple of its prompts' time."""
+_STARTING_S = 45.0
+"""Seconds after which to judge by a start that is not over whether the time suffices."""
 _FASTEST = 0.4
 """A candidate is assumed to take at least this share of the baseline's time when a machine is called too slow."""
 _ASKED_AGAIN = 24
@@ -91,6 +94,8 @@ _TIMED = 5
 """Number of readings of counters and machine state whose median gives their duration."""
 _PLANNED_MORE = 1.25
 """Advised time on a slow machine as a multiple of the forecast: warm-ups and pilots come on top."""
+_ROOMY = 0.7
+"""Share of the remaining time that the fewest prompts may take by the warm-up's paces, without a closer look."""
 _PLANNED = 0.98
 """Share of the remaining time to plan for turns; the rest is for work between them."""
 
@@ -166,6 +171,7 @@ class Session:
     _greedy: dict[str, list[Answer | None]] = field(default_factory=dict, init=False)
     _probes: list[OutputProbe] = field(default_factory=list, init=False)
     _pace: MachinePace | None = field(default=None, init=False)
+    _has_warned: bool = field(default=False, init=False)
     _returned: set[str] = field(default_factory=set, init=False)
     """Candidates that the run was measured without before it was continued."""
 
@@ -281,7 +287,7 @@ class Session:
             began, share = clock(), len(group) / len(self.backends)
             progress.status("starting the servers")
             group = await self._start_what_fits(roster, group, budget, salt)
-            budget.start_s = clock() - began
+            budget.start_s = max(roster.starts.values(), default=0.0)
             for arm in self.plan.arms:
                 if arm.url is not None and arm.name in roster.clients:
                     roster.clients[arm.name].patience_s = _RETURN_S  # somebody may be restarting it
@@ -299,8 +305,9 @@ class Session:
                 spared = self._spare(budget)
                 lengths = await self._look_at_lengths(roster, budget)
             await self._probe_outputs(roster, group)
-            paces_end = budget.paces_end(clock(), share)
-            pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, progress=progress)
+            if not self._has_room(roster, warm, lengths, budget):
+                paces_end = budget.paces_end(clock(), share)
+                pilots |= await look_at_paces(roster, group, self.plan, spared, ends_at=paces_end, progress=progress)
         await self._check_warm_up(roster, warm, unrest)
         timed = roster.present[-1]
         overhead_s = await roster.attempt(timed, partial(self._time_readings, timed)) or 0.0
@@ -309,6 +316,13 @@ class Session:
             estimate.switch_s = median(starts)
             self._report_switch_cost(estimate.switch_s)
         return warm, estimate
+
+    def _has_room(self, roster: Roster, warm: WarmUp, lengths: Lengths, budget: TimeBudget) -> bool:
+        """Return whether the warm-up's paces show room for all of many servers, so that no pilots are needed."""
+        if self.line_up is not None or not budget.is_bounded or len(roster.present) < _MANY_SERVERS:
+            return False
+        plan, left_s = self._list_present(roster), budget.turns_end - asyncio.get_running_loop().time()
+        return expect_least(plan, make_estimate(plan, warm, lengths, {}, 0.0)) < _ROOMY * left_s
 
     async def _start_what_fits(
         self, roster: Roster, group: list[Backend], budget: TimeBudget, salt: str
@@ -324,7 +338,13 @@ class Session:
         is_first = self._pace is None and budget.is_bounded and not self.resume and self.starts_at_once is not None
         shares_cores = self.line_up is None and not self.context.hardware.gpus
         first, others = (group[:1], group[1:]) if is_first and shares_cores else (group, [])
-        await roster.start(first, ends_at=ends_at)
+        starts = (3 if self.line_up is not None else len(others[:1])) if is_first else 0
+
+        def check() -> None:
+            if starts and clock() - began >= _STARTING_S:
+                self._check_start(group[0], budget, starts, began)
+
+        await roster.start(first, ends_at=ends_at, check=check)
         start_s = clock() - began
         await roster.greet(first, greeting, salt=salt)
         if is_first:
@@ -335,6 +355,24 @@ class Session:
         await roster.start(others, ends_at=ends_at)
         await roster.greet(others, greeting, salt=salt)
         return first + others
+
+    def _check_start(self, backend: Backend, budget: TimeBudget, starts: int, began: float) -> None:
+        """Say how long the first start may take; `starts` more are needed at least.
+
+        Raises:
+            InvalidSetup: it takes so long that the time does not suffice for them, whatever is measured.
+        """
+        took_s, left_s = asyncio.get_running_loop().time() - began, _PLANNED * (budget.turns_end - began)
+        start_s = max(took_s, backend.least_start_s())
+        if (1 + starts) * start_s > left_s:
+            raise _too_slow_to_start(backend.name, took_s, start_s, starts, left_s)
+        if not self._has_warned and (1 + starts) * start_s > left_s / 4:
+            self._has_warned = True
+            text = (
+                f"{backend.name} is not up after {took_s:.0f} s. The run needs {1 + starts} starts or more. It ends "
+                f"early unless this one takes at most {left_s / (1 + starts):.0f} s."
+            )
+            self.progress.notice(Finding.info("measurement-planned", text))
 
     def _keep_what_fits(
         self, roster: Roster, budget: TimeBudget, others: list[Backend], start_s: float
@@ -593,6 +631,18 @@ def _too_slow(pace: MachinePace, plan: RunPlan, start_s: float, *, left_s: float
         f"{1 / pace.per_token_s:.1f} tokens/s: {FEWEST_PROMPTS} prompts of {quickest} take each server about "
         f"{one_s / 60:.1f} min{start}. {left_s / 60:.1f} min are left.",
         fix=f"Give {', or '.join(more)}; or {', or '.join(fewer)}; or stop other work on this machine.",
+    )
+
+
+def _too_slow_to_start(name: str, took_s: float, start_s: float, starts: int, left_s: float) -> InvalidSetup:
+    """Return the error for servers that cannot start within the budget."""
+    needed_s = (1 + starts) * start_s
+    slow = f", because others use its cores: it takes {start_s:.0f} s at least" if start_s > took_s else ""
+    return InvalidSetup.because(
+        "machine-too-slow",
+        f"This machine is too slow for the time budget. {name} is not up after {took_s:.0f} s{slow}. The run "
+        f"needs {1 + starts} starts, which take {needed_s / 60:.1f} min or more, and has {left_s / 60:.1f} min.",
+        fix=f"Stop other work on this machine, or give --minutes {math.ceil(2 * needed_s / 60)} or more.",
     )
 
 

@@ -82,6 +82,8 @@ class _Lane:
     seconds: float = 0.0
     is_closed: bool = False
     """Whether the lane is finished."""
+    has_time: bool = False
+    """Whether the candidates that left it for lack of time are back."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class Sweep:
         budget: time budget.
         without: candidates left out.
         returned: candidates that an earlier session of the run went on without.
-        fastest: minimum seconds per decoding step on warm-up prompts, by arm.
+        fastest: minimum seconds per decoding step on warm-up prompts, and the tokens that it brought, by arm.
         returns: waits for servers that fail. None: a failure ends the run.
     """
 
@@ -107,11 +109,13 @@ class Sweep:
     without: set[str] = field(default_factory=set)
     returned: Collection[str] = ()
     returns: Returns | None = None
-    fastest: Mapping[str, float] = field(default_factory=dict)
+    fastest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     _number: int = field(default=0, init=False)
     _done: int = field(default=0, init=False)
     """Turns that were measured."""
     _lanes: list[_Lane] = field(default_factory=list, init=False)
+    _ahead: list[Turn] = field(default_factory=list, init=False)
+    """Turns that are left where one server is up at a time."""
     _began: float = field(default=0.0, init=False)
     _looked: int = field(default=0, init=False)
     """Number of looks done."""
@@ -146,7 +150,7 @@ class Sweep:
             await self._race()
             await self._ask_anchors()
             await self._warm_up_again(self.experiment.clients)
-        self._lanes = []
+        self._lanes, self._ahead = [], []
         self._note_estimate()
 
     def expect_seconds(self) -> float:
@@ -222,6 +226,8 @@ class Sweep:
             missing = self._missing([lane.condition], lane.repeat, lane.place[0], most=_QUEUED)
             lane.queue, lane.is_stale = deque(list_blocks(missing)), False
             if not lane.queue:
+                if lane.repeat == 1 and not lane.has_time and self._bring_back(lane):
+                    continue
                 if lane.repeat >= self._plan.repeats:
                     lane.is_closed = True
                     return False
@@ -292,7 +298,7 @@ class Sweep:
         family = len(self._lanes) * len(self._list_candidates())
         ready = [each for each in self._lanes if not each.is_closed and self._fill(each)]
         block_s = sum(self.estimate.sum(each.queue[0]) for each in ready)
-        blocks_left = self._left_s() / block_s if block_s else math.inf
+        blocks_left = self._left_s() / block_s if block_s and not lane.has_time else math.inf
         leavers = find_leavers(logs, margin=margin, blocks_left=blocks_left, family=family)
         for leaver in leavers:
             self._stop(lane, leaver.candidate, str(leaver.reason))
@@ -307,19 +313,22 @@ class Sweep:
 
     def _settle(self, progress: float) -> None:
         """Stop the cells whose verdict stands, where others need the time."""
-        racing = {lane.place for lane in self._lanes if len(self._list_open(lane)) > 1}
-        cells = [each for each in find_settled(self._directory.read(), self._is_open) if each[0].key[:2] not in racing]
-        if not cells or (self.budget.is_bounded and sum(len(self._list_open(lane)) for lane in self._lanes) < 2):
+        open_ = {lane.place: self._list_open(lane) for lane in self._lanes}
+        alone = {place for place, names in open_.items() if len(names) == 1}
+        if not alone or (self.budget.is_bounded and sum(map(len, open_.values())) < 2):
             return
-        for comparison, pairs, _ in cells:
+
+        def is_alone(workload: str, condition: str, candidate: str) -> bool:
+            return (workload, condition) in alone and self._is_open(workload, condition, candidate)
+
+        for comparison, pairs, _ in find_settled(self._directory.read(), is_alone):
             workload, condition, candidate = comparison.key
             planned = max(pairs + 1, round(pairs / progress))
             self._directory.add(
                 CellLook(workload=workload, condition=condition, candidate=candidate, pairs=pairs, planned=planned)
             )
-        keys = {each[0].key for each in cells}
-        for comparison, _, is_settled in find_settled(self._directory.read(), self._is_open):
-            if is_settled and comparison.key in keys:
+        for comparison, _, is_settled in find_settled(self._directory.read(), is_alone):
+            if is_settled:
                 lane = next(each for each in self._lanes if each.place == comparison.key[:2])
                 self._stop(lane, comparison.candidate, "settled")
 
@@ -381,7 +390,7 @@ class Sweep:
         return progress >= _ANCHORS_FROM or (progress >= _LOOKS[-1] and self._left_s() < needed_s)
 
     def _expect_round(self, arm: str) -> float:
-        return _SLOWER * STEPS_AGAIN * self.fastest[arm] * self.estimate.find_slowdown(arm)
+        return _SLOWER * STEPS_AGAIN * self.fastest[arm][0] * self.estimate.find_slowdown(arm)
 
     async def _warm_up_again(self, arms: Iterable[str], ahead: Sequence[Turn] = ()) -> None:
         """Answer warm-up prompts again: what slowed a server down before its first turns shows in nothing else.
@@ -397,8 +406,9 @@ class Sweep:
                 self._warm_again.add(arm)
                 present.remove(arm)
                 with suppress(BackendError):
-                    late_s = await warm_up_again(self.experiment.clients[arm], self._plan, rounds)
-                    for seconds, is_late in ((self.fastest[arm], False), (late_s, True)):
+                    early = self.fastest[arm]
+                    late_s = await warm_up_again(self.experiment.clients[arm], self._plan, rounds, early)
+                    for seconds, is_late in ((early[0], False), (late_s, True)):
                         if seconds:
                             self._directory.add(WarmPace(arm=arm, seconds=seconds, is_late=is_late))
 
@@ -429,9 +439,22 @@ class Sweep:
 
     def _list_settled(self) -> Sequence[Settled]:
         """Return the cells that are not measured any more."""
+        back = {lane.place for lane in self._lanes if lane.has_time}
+        left = [each for each in self._settled if each.reason != LeaveReason.NO_TIME or each.key[:2] not in back]
         if not self._reopened:
-            return self._settled
-        return [each for each in self._settled if each.reason != "settled" and not self._leads(each)]
+            return left
+        return [each for each in left if each.reason != "settled" and not self._leads(each)]
+
+    def _bring_back(self, lane: _Lane) -> bool:
+        """Let those that left a lane for lack of time answer the prompts that they have not had, which tell more than
+        others again; return whether there are any."""
+        lane.has_time = lane.is_stale = True
+        left = dict.fromkeys(each.candidate for each in self._settled if each.key[:2] == lane.place)
+        missing = {turn.arm for turn in self._missing([lane.condition], lane.repeat, lane.place[0])}
+        if back := [name for name in left if name in missing]:
+            text = f"{', '.join(back)} on {lane.place[0]} at {lane.place[1]}: measured on, as there is time."
+            self._progress.notice(Finding.info("left-race", text))
+        return bool(back)
 
     def _leads(self, cell: Settled) -> bool:
         """Return whether a cell was the last that left its lane: then it was ahead of all others there."""
@@ -446,6 +469,11 @@ class Sweep:
             missing = self._missing(conditions, repeat)
             if not missing:
                 continue
+            later = [
+                turn for each in range(repeat + 1, self._plan.repeats + 1) for turn in self._missing(conditions, each)
+            ]
+            self._ahead = [*missing, *later]
+            self._note_estimate()
             # The server that was warmed up last is up still: it begins.
             arms = [arm.name for arm in reversed(self._plan.arms)]
             turns = join_stretches(missing, arms, repeat)
@@ -461,6 +489,7 @@ class Sweep:
             self._report_progress(turns)
             await self._take(turns)
             self.experiment.cold.clear()
+            self._ahead = later
             if repeat < self._plan.repeats:
                 self._report_lead()
         await self._retake()
@@ -530,13 +559,15 @@ class Sweep:
         Where one server is up at a time, once at the end: that takes one more start of each arm.
         """
         is_once, run = self._plan.one_at_a_time, self._directory.read()
-        lost = find_lost(run, [condition.label for condition in run.conditions])
+        lost = find_lost(run, [condition.label for condition in run.conditions], self._list_settled())
         if not lost:
             return False
         wanted = {each.key for each in lost}
         repeats = sorted({key[2] for key in wanted})
-        planned = (turn for repeat in repeats for turn in self._plan_repetition(run.conditions, repeat))
-        turns = [turn for turn in planned if turn.block_key in wanted and turn.arm not in self.without]
+        # Cells that left the race take part where too few of their turns are left.
+        settled = [replace(each, passes=repeats[-1]) if each.blocks else each for each in self._list_settled()]
+        plans = (plan_turns(self._plan, run.conditions, each, added=run.added, settled=settled) for each in repeats)
+        turns = [turn for turn in chain(*plans) if turn.block_key in wanted and turn.arm not in self.without]
         blocks = plan_retakes(lost, turns, most=math.ceil(_RETAKEN * len(run.turns)))
         while blocks and self.estimate.sum(chain(*blocks)) > self._left_s():
             blocks.pop()
@@ -583,6 +614,9 @@ class Sweep:
     def _look_ahead(self) -> tuple[int, int, float]:
         """Return about how many turns and requests are ahead, and their seconds: as long as there is time, or all that
         is left."""
+        if ahead := self._ahead:
+            seconds = min(self.estimate.sum(ahead), max(0.0, self._left_s()))
+            return len(ahead), sum(len(turn.prompts) for turn in ahead), seconds
         lanes = [lane for lane in self._lanes if not lane.is_closed and self._fill(lane)]
         block_s = sum(sum(map(self.estimate.sum, lane.queue)) / len(lane.queue) for lane in lanes)
         if not lanes or not block_s:

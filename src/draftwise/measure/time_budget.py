@@ -33,7 +33,7 @@ _LAST_S = 0.5
 _ENDING = 0.25
 """Time to stop servers, as a share of their start time, at most `_LONGEST_ENDING_S`. The same causes slow both."""
 _LONGEST_ENDING_S = 15.0
-_REPORT = 3.0
+_REPORT = 5.0
 """Time for the report, as a multiple of one evaluation of the verdicts."""
 _MOST_ENDING = 0.2
 """Largest share of the budget reserved for stopping servers and for the report."""
@@ -48,7 +48,7 @@ class TimeBudget:
         began: start of the run, on the event loop's clock.
 
     Attributes:
-        start_s: seconds that the servers took to start, once known.
+        start_s: seconds that the slowest server took to start, once known.
         look_s: seconds that one evaluation of the verdicts takes, once known.
     """
 

@@ -192,25 +192,25 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
     """
     if plan.one_at_a_time:
         return _fit_stretches(plan, estimate, seconds)
-    fitted, needed_s = plan, _expect_least(plan, estimate)
+    fitted, needed_s = plan, expect_least(plan, estimate)
     reason = (
         f"{FEWEST_PROMPTS} prompts of each workload would take {needed_s / 60:.1f} min, but only "
         f"{max(0.0, seconds) / 60:.1f} min are left"
     )
-    while _expect_least(fitted, estimate) > seconds and len(fitted.conditions) > 1:
+    while expect_least(fitted, estimate) > seconds and len(fitted.conditions) > 1:
         fitted = _without_condition(fitted)
     found = [Omission(what=what, reason=reason, is_final=True) for what in name_missing(fitted, plan)]
-    while _expect_least(fitted, estimate) > seconds and len(fitted.arms) > 2:
+    while expect_least(fitted, estimate) > seconds and len(fitted.arms) > 2:
         name = _find_slowest(fitted, estimate)
         why = f"{reason}; it was the slowest of the remaining ones in a quick look, which is not a verdict"
         found.append(Omission(what=f"candidate {name}", reason=why, candidate=name, is_final=True))
         fitted = fitted.keep_arms([arm.name for arm in fitted.arms if arm.name != name])
-    while _expect_least(fitted, estimate) > seconds and len(fitted.workloads) > 1:
+    while expect_least(fitted, estimate) > seconds and len(fitted.workloads) > 1:
         name = _find_least_promising(fitted, estimate)
         why = f"{reason}; candidates promised least there in a look at their paces, which is no claim"
         found.append(Omission(what=f"workload {name}", reason=why, is_final=True))
         fitted = replace(fitted, workloads=tuple(each for each in fitted.workloads if each.name != name))
-    if (least_s := _expect_least(fitted, estimate)) > seconds:
+    if (least_s := expect_least(fitted, estimate)) > seconds:
         reason = (
             f"{FEWEST_PROMPTS} of each workload would take {least_s / 60:.1f} min, but only "
             f"{max(0.0, seconds) / 60:.1f} min are left"
@@ -219,8 +219,8 @@ def fit_plan(plan: RunPlan, estimate: TimeEstimate, seconds: float) -> tuple[Run
     return fitted, found
 
 
-def _expect_least(plan: RunPlan, estimate: TimeEstimate) -> float:
-    """Return how long the fewest blocks of each workload under each load take that decide anything."""
+def expect_least(plan: RunPlan, estimate: TimeEstimate) -> float:
+    """Return the seconds of the fewest blocks, of all workloads and loads, that can decide anything."""
     requests = max(_BLOCK_PER_STREAM * (each.concurrency or _MANY) for each in plan.conditions)
     plan = replace(plan, workloads=tuple(each.first(FEWEST_PROMPTS * requests) for each in plan.workloads))
     begun: Counter[tuple[str, str]] = Counter()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
+from itertools import chain
 from math import log
 from types import MappingProxyType
 
@@ -23,11 +24,11 @@ from draftwise.knowledge.methods import Method, all_methods, find_method
 from draftwise.knowledge.metrics import METRICS, OLD_METRICS
 from draftwise.knowledge.rules import VllmRule, all_rules
 from draftwise.knowledge.spec_keys import read_spec_keys
-from draftwise.knowledge.stored import read_rows
+from draftwise.knowledge.stored import read_data, read_rows
 from draftwise.knowledge.terms import Term, find_said_terms, find_term, read_terms, squeeze
 from draftwise.knowledge.validators import is_read
 from draftwise.knowledge.vllm import Release, Span, all_keys, history, releases
-from draftwise.knowledge.vllm_messages import KnownMessage, find_messages, find_nearest
+from draftwise.knowledge.vllm_messages import KnownMessage, find_messages, find_nearest, read_values
 
 _LEAST = 0.5
 """Share of what a question's words say, weighed by their rarity, that a title must have to be an answer."""
@@ -37,7 +38,7 @@ _MOST = 3
 """Titles that answer one question."""
 _LOGGED = re.compile(
     r"Error\b|Exception\b|\berror:? \w+ing\b|Traceback|\bERROR\b|\bWARN|\[[EWIF]\]|\w_\w+: "
-    r"|\bkernel\b|^\[ *\d|[{}=<>]|\d\d:\d\d|\w\(|::|//|\n"
+    r"|\bkernel\b|^\[ *\d|[{}=<>]|\d\d:\d\d|\w\(|::|//|\n|\bmust (?:not |be |match|equal|have )(?!.*\?\s*$)"
 )
 """Marks of a line of a log or of code, which no question has."""
 _WORD = re.compile(r"[a-z][a-z0-9_@.+-]*[a-z0-9]|[a-z0-9]+")
@@ -133,6 +134,12 @@ def _same() -> Mapping[str, str]:
 
 
 _OLD_FLAG = "flag-from-before-0.9"
+_FLAG_SAID = re.compile(r"\b(?:argument|option|flag)s?:? ['\"]?(--[a-z][\w-]+)")
+"""A flag that a message is about."""
+_SETTING = r"--[a-z][\w-]+(?:(?:=|\s+)(?:\{.*\}|\[.*\]|'[^']*'|\"[^\"]*\"|-?[^\s-]\S*))?"
+_SETTINGS = re.compile(rf"{_SETTING}(?:\s+{_SETTING})*", re.DOTALL)
+"""Flags with their values, and nothing else."""
+_FLAG = re.compile(r"(?<!\S)--[a-z][\w-]+")
 _TOLD_OF_RELEASES: Mapping[str, str] = {"methods": "methods", "spec_fields": "keys of --speculative-config"}
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}|(\{\{)|(\}\})")
 """A value in the text of a rule, and braces that stand for themselves."""
@@ -183,12 +190,17 @@ def explain(name: str, own: Mapping[str, Explanation] = MappingProxyType({})) ->
     """
     name = name.strip()
     found = (*([own[name.lower()]] if name.lower() in own else []), *_find(name))
+    if not found and _SETTINGS.fullmatch(name):
+        told = [tuple(_find_settings(flag)) for flag in dict.fromkeys(_FLAG.findall(name))]
+        found = tuple(chain.from_iterable(told)) if all(told) else ()
     if not found and len(name.split()) > 1:
         found = (*_find_messages(name),) or (*(_answer(name, own) if is_question(name) else ()),)
+        found = found or tuple(each for flag in _FLAG_SAID.findall(name) for each in _find_settings(flag))
         if not found:
             raise _unknown_message(name, own)
     if not found:
-        names = {*_names(), *(each for each in own if " " not in each)}
+        listed = (each.name.lstrip("-") for each in list_names() if each.kind not in ("release", "architecture"))
+        names = {*listed, *(each for each in own if " " not in each)}
         near = get_close_matches(name.lstrip("-"), sorted(names), n=3, cutoff=0.5)
         fix = f"Did you mean {' or '.join(near)}?" if near else "`draftwise explain --list` shows the names."
         raise refusal("unknown-name", name=name, fix=fix)
@@ -293,6 +305,11 @@ def _find_settings(name: str) -> Iterator[Explanation]:
         yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_find_rules(flag))
     if old := read_old_flags().get(flag):
         yield Explanation(kind="flag", name=flag, text=_tell_old_flag(old), related=(all_rules()[_OLD_FLAG],))
+    engines = read_data("engines")
+    for engine in engines["engines"]:
+        for meaning, told in engines["in_vllm"].items():
+            if flag in engine["flags"].get(meaning, ()):
+                yield Explanation(kind="flag", name=flag, text=f"A flag of {engine['name']}, not of vLLM. {told}")
 
 
 def _find_values(name: str) -> Iterator[Explanation]:
@@ -324,7 +341,9 @@ def _find_messages(text: str) -> Iterator[Explanation]:
         rules = tuple(all_rules()[code] for code in message.rules if code in all_rules())
         rules = rules or tuple(_find_answering(message)) or tuple(_find_read_in(message))
         ended = () if rules else tuple(_find_ended(message))
-        told = " ".join(f"{rule.title}. {rule.explains} {show_template(rule.fix)}".strip() for rule in rules or ended)
+        values = read_values(text, message.template)
+        parts = ((f"{rule.title}.", rule.explains, _fill_in(rule.fix, values)) for rule in rules or ended)
+        told = " ".join(filter(None, dict.fromkeys(chain.from_iterable(parts))))
         if ended:
             last = ended[-1].spans[-1][1]
             told = f"{_UNEXPLAINED} The rule for its earlier wording ended with {last}: {told}"
@@ -340,6 +359,8 @@ def _find_messages(text: str) -> Iterator[Explanation]:
         )
     for row in find_said(text):
         yield Explanation(kind="defect", name=row.code, text=_tell_defect(row), defect=row)
+    for name in re.findall(r"\['(\w+)'\]", text):  # architectures, as vLLM names those that it lacks
+        yield from _find(name)
     terms = find_said_terms(text)
     yield from map(_explain_term, terms)
     if any("unknown-key" in term.see for term in terms):
@@ -428,9 +449,16 @@ def _unknown_message(text: str, own: Mapping[str, Explanation]) -> InvalidSetup:
     return refusal("unknown-message", oldest=known[0], newest=known[-1], shown=shown, nearest=nearest)
 
 
-def show_template(text: str) -> str:
-    """Return a text of a rule with `<name>` in place of each value."""
-    return _FIELD.sub(lambda found: f"<{found[1]}>" if found[1] else found[0][0], text)
+def _fill_in(fix: str, values: Mapping[str, str]) -> str:
+    """Return the sentences of a rule's fix whose values a message tells, or the whole fix with each `<name>`."""
+    sentences = re.split(r"(?<=\.) ", fix)
+    known = (each for each in sentences if {found[1] for found in _FIELD.finditer(each)} <= {*values, None})
+    return show_template(" ".join(known) or fix, values)
+
+
+def show_template(text: str, values: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a text of a rule with its values, and with `<name>` in place of each unknown one."""
+    return _FIELD.sub(lambda found: values.get(found[1], f"<{found[1]}>") if found[1] else found[0][0], text)
 
 
 def list_names() -> tuple[Explanation, ...]:
@@ -494,21 +522,3 @@ def _find_rules(name: str) -> tuple[VllmRule, ...]:
 
 def _words(text: str) -> set[str]:
     return set(text.replace("`", " ").replace(",", " ").replace(".", " ").replace(":", " ").split())
-
-
-def _names() -> Iterable[str]:
-    names: set[str] = {
-        *all_findings(),
-        *all_rules(),
-        *all_advice(),
-        *all_defects(),
-        *OLD_METRICS,
-        *(each.name for each in METRICS),
-    }
-    for topic in ("methods", "spec_fields"):
-        for release in releases(topic):
-            names |= release.table(topic).keys()
-    names |= all_methods().keys()
-    names |= {name for term in read_terms() for name in term.names}
-    names.update(all_keys("env"))
-    return names | {flag.lstrip("-") for flag in (*releases("flags")[-1].table("flags"), *read_old_flags())}

@@ -37,11 +37,14 @@ def describe_comparison(compared: RunPair) -> str:
     """Return the sentence that says whether the first answer still holds."""
     if not compared.is_like_for_like:
         kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
+        every = dict.fromkeys([each.kind for each in compared.differences if each.asked] + kinds)
         return (
             f"NOT LIKE FOR LIKE: the two also differ in {', '.join(kinds)}, so the ratios do not show the effect of "
-            "your change. If you changed this on purpose too, add "
-            f"{' '.join(f'--changed {kind}' for kind in kinds)}."
+            "your change. If you changed this on purpose too, pass "
+            f"{' '.join(f'--changed {kind}' for kind in every)}."
         )
+    if compared.gap and not compared.verdicts:
+        return f"Cannot tell whether the answer is still true: {compared.gap}."
     if not compared.verdicts:
         return (
             "No verdicts to compare: both sides need a baseline and a speculating arm. The ratios stand by themselves."
@@ -50,6 +53,8 @@ def describe_comparison(compared: RunPair) -> str:
     told = ", ".join(f"{count} {kept}" for kept, count in counts.items() if count)
     if compared.is_still_true is False:
         return f"The answer is no longer true: {told} of {len(compared.verdicts)} verdicts."
+    if compared.gap:
+        return f"Cannot tell whether the answer is still true: {compared.gap}. So far: {told}."
     if compared.is_still_true is None:
         return f"Cannot tell whether the answer is still true: {told} of {len(compared.verdicts)} verdicts."
     return f"The answer is still true: {told} of {len(compared.verdicts)} verdicts{_moved(compared.verdicts)}."
@@ -161,7 +166,12 @@ def list_notes(compared: RunPair) -> list[str]:
         for name, both, one, other in find_shared(compared.before.results, compared.after.results)
         if both < max(one, other)
     ]
-    found.append("The two runs are from different times, so the ratios include changes of the machine.")
+    is_one = compared.before.results.source == compared.after.results.source
+    found.append(
+        "Both sides are the same run, so this shows no effect of a change."
+        if is_one
+        else "The two runs are from different times, so the ratios include changes of the machine."
+    )
     if "unpaired" in how:
         found.append("The prompts differ, or are not known to be the same, so requests count as independent.")
     return [*found, *compared.left_out[:20]]

@@ -127,9 +127,11 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
 
 
 def _count_shown(comparisons: Sequence[Comparison]) -> str:
-    """Return in how many comparisons it is shown that nothing is gained."""
+    """Return in how many comparisons it is shown that nothing is gained, and how many are open."""
     shown = sum(each.verdict.stays_plain for each in comparisons)
-    return f" (no gain in {shown} of {len(comparisons)} comparisons)" if shown and len(comparisons) > 1 else ""
+    unsettled = sum(each.verdict is Verdict.INCONCLUSIVE for each in comparisons)
+    more = f", {unsettled} open" if unsettled else ""
+    return f" (no gain in {shown} of {len(comparisons)} comparisons{more})" if shown and len(comparisons) > 1 else ""
 
 
 def _is_open(each: Comparison) -> bool:
@@ -330,8 +332,12 @@ def _say_slow_server(found: _Values) -> str:
     return (
         f"a decoding step on the server of {found['arm']} takes {found['step']:.1f}x as long as on the other one, "
         f"and the first token {found['first']:.1f}x. Drafting affects neither, so the server itself may be slow. "
-        f"Check it, or measure it for {found['wanted_s'] / 60:.0f} minutes instead of {found['seen_s'] / 60:.1f}"
+        f"Check it, or measure it for {found['wanted_s'] / 60:.0f} minutes instead of {_tell_time(found['seen_s'])}"
     )
+
+
+def _tell_time(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.1f}"
 
 
 def _say_pace(found: _Values) -> str:
@@ -377,7 +383,7 @@ def _say_open(found: _Values) -> str:
 
 def _list_remedies(found: _Values) -> Iterator[str]:
     if found["prompts"]:
-        yield f"about {found['prompts']} more prompts"
+        yield f"about {found['prompts']:,} more prompts"
     if found["repetitions"]:
         yield f"{found['repetitions']} repetitions instead of {found['done']}"
 

@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -116,7 +117,7 @@ class RunDirectory:
             InvalidSetup: the path is taken, or nothing can be written there.
         """
         if path.exists() and (not path.is_dir() or any(each.name != _SERVER_LOGS for each in path.iterdir())):
-            raise refusal("run-exists", path=path)
+            raise refusal("run-exists", path=path, quoted=shlex.quote(str(path)))
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / _RESERVED).touch()
@@ -327,4 +328,5 @@ class RunDirectory:
             raise
 
     def _cannot_write(self, error: OSError) -> StorageError:
-        return StorageError(text_of("run-not-kept", path=self.path, cause=cause_of(error)))
+        quoted = shlex.quote(str(self.path))
+        return StorageError(text_of("run-not-kept", path=self.path, quoted=quoted, cause=cause_of(error)))

@@ -29,6 +29,8 @@ from draftwise.statistics.pace import (
     find_split_apart,
     find_step_noise,
     find_unrest,
+    find_warm_noise,
+    find_waves,
     has_moved,
     has_slowed,
 )
@@ -54,9 +56,10 @@ __all__ = [
     "OrderBreak", "PaceChange", "PowerOutlook", "RatioEstimate", "Spread", "adjust_family", "bound_log_itself",
     "conclude", "find_bar", "find_crossing", "find_drift_apart", "find_lead", "find_leavers", "find_order_break",
     "find_outlook", "find_pace_change", "find_pauses", "find_rounding_scale", "find_split_apart", "find_spread",
-    "find_step_noise", "find_unrest", "find_unseen_share", "goodput_change", "guard_delay", "guard_tail",
-    "has_moved", "has_slowed", "is_beyond_rounding", "leads_surely", "next_load", "percentile_ratios",
-    "prompt_ratio", "server_ratio", "settle", "shows_equivalence", "student_quantile", "total_ratio", "weigh",
+    "find_step_noise", "find_unrest", "find_unseen_share", "find_warm_noise", "find_waves", "goodput_change",
+    "guard_delay", "guard_tail", "has_moved", "has_slowed", "is_beyond_rounding", "leads_surely", "next_load",
+    "percentile_ratios", "prompt_ratio", "server_ratio", "settle", "shows_equivalence", "student_quantile",
+    "total_ratio", "weigh",
 ]  # fmt: skip
 
 FEWEST_PROMPTS = 6

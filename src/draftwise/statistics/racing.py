@@ -9,10 +9,11 @@ from enum import StrEnum
 from statistics import fmean, stdev
 
 from draftwise.statistics.estimate import upper_student_quantile
+from draftwise.statistics.harm import find_bar
 
 RACE_LOOKS = (6, 8, 11, 15, 20, 27, 36, 48, 64, 86)
 """Numbers of prompts at which candidates are evaluated."""
-_NO_GAIN, _BEHIND, _PAYS = 0.005, 0.0025, 0.0005
+_NO_GAIN, _BEHIND, _PAYS = 0.0025, 0.0025, 0.0005
 """One-sided errors for "no gain", "behind the best" and "surely pays" (over all cells)."""
 _POWER_Z = 0.84
 _LEAST_LEAD = 0.05
@@ -21,7 +22,7 @@ _HALVED_FROM = 11
 """Prompts after which the worse half may leave, if time allows: by then, most candidates without a gain have shown it
 (benchmarks/cpu/decision_simulation.py: 2 more of 33 cells answered than with 6)."""
 _SPARED = 2
-"""Candidates that always stay, however short the time."""
+"""Candidates that stay when the worse half leaves."""
 _NOTHING = 1e-6
 _FEWEST = 6
 """Minimum number of prompts to compare two candidates."""
@@ -40,7 +41,7 @@ class LeaveReason(StrEnum):
     PAYS = "pays"
     """It surely pays, but another candidate is ahead: its time is better spent on others."""
     NO_TIME = "no-time"
-    """It was in the worse half when time ran short. This is not a verdict."""
+    """It needs more prompts than there is time for, or they go to others. This is not a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,8 @@ def find_leavers(logs: Logs, *, margin: float, blocks_left: float, family: int) 
 
     These are candidates without a gain worth a change, those surely behind the best (two candidates share prompts, so
     their difference is known better than either ratio), and those that surely pay without being the best. Then, while
-    the leader lacks time for the prompts that it needs, the worse half of the rest leaves.
+    a leader that gains lacks time for the prompts that it needs, the worse half of the rest leaves; without such a
+    leader, those leave for which the time would not suffice even if only two stayed.
 
     Args:
         logs: log ratios of the candidates still in the race on one workload and load, with at least six prompts each.
@@ -85,11 +87,16 @@ def find_leavers(logs: Logs, *, margin: float, blocks_left: float, family: int) 
         elif name != best and leads_surely(mine, margin=margin, family=family):
             found.append(_leave(name, LeaveReason.PAYS, mine, best=best, lead=means[best] - means[name]))
     gone = {each.candidate for each in found}
-    left = sorted((name for name in logs if name not in gone), key=lambda each: -means[each])
     asked, expected = len(logs[best]), len(logs[best]) + blocks_left
     is_time = asked >= _HALVED_FROM or expected < _HALVED_FROM
-    if len(left) > _SPARED and is_time and expected < _count_needed(logs[best], bar):
-        worse = left[max(_SPARED, (len(left) + 1) // 2) :]
+    needed = {name: _count_needed(mine, logs[best], bar) for name, mine in logs.items() if name not in gone}
+    if len(needed) > _SPARED and is_time and expected < max(needed.values()):
+        left = sorted(needed, key=lambda each: -means[each])
+        if expected < needed.get(best, 0.0) and means[best] > bar + _LEAST_LEAD:
+            worse = left[max(_SPARED, (len(left) + 1) // 2) :]
+        else:
+            reach = asked + blocks_left * len(needed) / _SPARED
+            worse = [each for each in left[1:] if needed[each] > reach]
         found += [
             _leave(name, LeaveReason.NO_TIME, logs[name], best=best, lead=means[best] - means[name]) for name in worse
         ]
@@ -115,9 +122,10 @@ def find_lead(
 
 
 def leads_surely(logs: Mapping[Hashable, float], *, margin: float, family: int) -> bool:
-    """Return whether a candidate pays so surely that its time is better spent on others."""
+    """Return whether a candidate pays so surely that its time is better spent on others, kinds of prompts that so few
+    leave out included."""
     mean, error, degrees = _summarise(list(logs.values()))
-    return mean - upper_student_quantile(_PAYS / family, degrees) * error > math.log1p(margin)
+    return mean - upper_student_quantile(_PAYS / family, degrees) * error > math.log(find_bar(len(logs), margin))
 
 
 def _leave(
@@ -132,7 +140,19 @@ def _summarise(values: list[float]) -> tuple[float, float, float]:
     return fmean(values), max(stdev(values), _NOTHING) / math.sqrt(len(values)), len(values) - 1
 
 
-def _count_needed(logs: Mapping[Hashable, float], bar: float) -> float:
-    """Return the prompts that show the leader's gain 8 times in 10, among ten candidates."""
-    reach = upper_student_quantile(_BEHIND, 30) + _POWER_Z
-    return (reach * stdev(logs.values()) / max(fmean(logs.values()) - bar, _LEAST_LEAD)) ** 2
+def _count_needed(mine: Mapping[Hashable, float], best: Mapping[Hashable, float], bar: float) -> float:
+    """Return how many prompts show, 8 times in 10, that the leader of ten candidates gains, or that another one has no
+    gain or is behind. For the others, each difference counts as a standard error larger: it may be."""
+    logs = list(mine.values())
+    if mine is best:
+        return _count_for(_BEHIND, logs, fmean(logs) - bar)
+    luck = stdev(logs) / math.sqrt(len(logs))
+    found = _count_for(_NO_GAIN if fmean(logs) < bar else _BEHIND, logs, abs(fmean(logs) - bar) + luck)
+    lead = [best[prompt] - mine[prompt] for prompt in mine if prompt in best]
+    if len(lead) >= _FEWEST:
+        found = min(found, _count_for(_BEHIND, lead, fmean(lead) + stdev(lead) / math.sqrt(len(lead))))
+    return found
+
+
+def _count_for(error: float, values: list[float], away: float) -> float:
+    return ((upper_student_quantile(error, 30) + _POWER_Z) * stdev(values) / max(away, _LEAST_LEAD)) ** 2

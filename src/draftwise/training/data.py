@@ -34,7 +34,7 @@ from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.training.frozen_target import TokenBatch
 from draftwise.training.ranks import ALONE, Ranks
 from draftwise.training.training_progress import Bar, show_bar
-from draftwise.workloads.workload_rows import open_plain, read_objects
+from draftwise.workloads.workload_rows import DAMAGED, open_plain, read_objects
 
 _PIECE = 2**16
 """Characters of plain text to tokenize at a time, up to the next line end."""
@@ -73,7 +73,7 @@ def read_samples(
                     yield from _windows(_encode_pieces(lines, tokenizer), window)
                 else:
                     yield from _read_lines(file, path, tokenizer, max_length, window)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
+        except (UnicodeDecodeError, *DAMAGED) as error:
             raise refusal("unreadable-data", path=path, cause=cause_of(error)) from None
 
 
@@ -108,7 +108,7 @@ def _read_lines(
     for where, entry in read_objects(file, str(path)):
         try:
             if "text" in entry:
-                yield from _windows([tokenizer.encode(entry["text"], False)], window)
+                yield from _windows([tokenizer.encode(_text(entry, "text"), False)], window)
             else:
                 yield from _read_entry(entry, tokenizer, max_length, where)
         except (AttributeError, KeyError, TypeError) as error:
@@ -117,8 +117,8 @@ def _read_lines(
 
 def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, where: str) -> Iterator[TextSample]:
     if "prompt" in entry:
-        prompt = tokenizer.encode(entry["prompt"])
-        answer = tokenizer.encode(entry.get("completion") or "", False)
+        prompt = tokenizer.encode(_text(entry, "prompt"))
+        answer = tokenizer.encode(_text(entry, "completion") if entry.get("completion") else "", False)
     elif "messages" in entry:
         prompt, answer = _encode_messages(entry["messages"], tokenizer)
     elif "token_ids" in entry:
@@ -137,8 +137,16 @@ def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, wh
         yield _sample(tokens, min(len(prompt), len(tokens)))
 
 
+def _text(entry: dict[str, Any], key: str) -> str:
+    if not isinstance(text := entry[key], str):
+        raise TypeError(f"{key} must be a text")
+    return text
+
+
 def _encode_messages(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return the conversation up to the last answer, and that answer as the template ends it."""
+    if not isinstance(messages, list) or not all(isinstance(each, dict) and "role" in each for each in messages):
+        raise TypeError("messages must be a list of objects with role and content")
     has_answer = bool(messages) and messages[-1]["role"] == "assistant"
     before = tokenizer.apply_chat_template(messages[:-1] if has_answer else messages)
     if not has_answer:

@@ -33,6 +33,7 @@ from draftwise.verbs.measuring import (
     refuse_changes,
     refuse_conflict,
     split_arguments,
+    tell_resume,
 )
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.request_headers import read_headers
@@ -100,7 +101,9 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     target, specs = None if named is None else str(named), _name_specs(request)
     if request.from_run is None:
         measurement = _open(request, progress)
-        ending = measure(measurement, progress, partial(require_known, target=target, specs=specs))
+        examine = partial(require_known, target=target, specs=specs)
+        again = tell_resume("calibrate", measurement.directory.path, request.out)
+        ending = measure(measurement, progress, examine, again=again)
         ending.require_some(measurement.directory.path)
         directory = measurement.directory
     else:
@@ -108,11 +111,11 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     try:
         calibration = make_calibration(directory.read(), target=target, specs=specs)
     except InvalidSetup as error:
-        kept, run = "", directory.path
+        kept, again = "", tell_resume("calibrate", directory.path, request.out)
         if not ending.is_finished:
-            kept = f" The readings are kept. Go on with: draftwise calibrate --resume {run}"
+            kept = f" The readings are kept. Go on with: {again}"
         elif all(each.code in _MISSING for each in error.findings):
-            kept = f" The readings are kept. Add the missing options to: draftwise calibrate --from {run}"
+            kept = f" The readings are kept. Add the missing options to: {again.replace('--resume', '--from', 1)}"
         raise InvalidSetup(replace(each, fix=f"{each.fix}{kept}") for each in error.findings) from None
     if request.out is not None:
         write_document(Path(request.out), calibration)
@@ -159,7 +162,7 @@ def _open(request: CalibrateRequest, progress: Progress) -> Measurement:
         repeats=_REPEATS,
         adaptive=False,  # every server under every load, no load left out or added
         one_at_a_time=request.one_at_a_time,
-        notes=read_notes(request.notes),
+        notes=read_notes(request.notes) | ({} if request.model is None else {"model": str(request.model)}),
         out=None if request.run is None else Path(request.run),
     )
     refuse_conflict(spec)

@@ -12,9 +12,10 @@ from typing import ClassVar
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Severity, Stage
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import note
+from draftwise.knowledge.validators import list_asked_packages
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import Report, judge
-from draftwise.plan.check.stages import PACKAGES
+from draftwise.plan.check.stages import WHOLE_LIST
 from draftwise.setups.read import SourceText
 from draftwise.verbs.judgements import FailOn, Judgement, Judgements
 from draftwise.verbs.model_configs import open_configs
@@ -22,8 +23,6 @@ from draftwise.verbs.sources import FoundSetups, JudgedRequest, find_sources, op
 from draftwise.verbs.verb import refuse, verb
 
 _NO_GPU = ("no-gpu", "unknown-gpu")
-_OF_SERVERS = {"vllm", "torch"}
-"""Packages by which a list is one of all that a server has."""
 _PACKAGE = re.compile(r"([a-z0-9][\w.-]*)\s*([\[=<>!~;@].*)?", re.IGNORECASE)
 
 
@@ -109,12 +108,12 @@ def _name_packages(given: Iterable[str]) -> frozenset[str]:
     names = frozenset(re.sub(r"[-_.]+", "-", match[1]).lower() for match in named.values() if match)
     from difflib import get_close_matches  # most calls name no package
 
-    is_list = not names.isdisjoint(PACKAGES | _OF_SERVERS)
-    odd = [each for each in names - PACKAGES if not is_list or get_close_matches(each, PACKAGES, cutoff=0.8)]
+    known = list_asked_packages()
+    unknown = {each for each in names - known if not any(each.startswith(f"{name}-") for name in known)}
+    is_list = unknown != names or not names.isdisjoint(WHOLE_LIST)
+    odd = [each for each in unknown if not is_list or get_close_matches(each, known, cutoff=0.8)]
     if odd:
-        refuse(
-            f"No rule asks for {min(odd)!r}. Packages that count: {', '.join(sorted(PACKAGES))}.", where="--installed"
-        )
+        refuse(f"No rule asks for {min(odd)!r}. Packages that count: {', '.join(sorted(known))}.", where="--installed")
     return names
 
 

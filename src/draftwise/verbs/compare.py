@@ -124,8 +124,8 @@ class CompareResult(Result):
 
     @property
     def exit_code(self) -> int:
-        """1 if a verdict is no longer true, or the two cannot be compared like for like."""
-        return int(not self.like_for_like or self.still_true is False)
+        """1 if a verdict is no longer true or cannot be checked: not like for like, stopped, not measured again."""
+        return int(not self.like_for_like or self.still_true is False or bool(self.compared.gap))
 
     def to_markdown(self) -> str:
         """Return a comment for a pull request."""

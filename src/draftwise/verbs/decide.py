@@ -26,6 +26,7 @@ from draftwise.verbs.measuring import (
     refuse_changes,
     refuse_conflict,
     split_arguments,
+    tell_resume,
 )
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.request_headers import read_headers
@@ -110,7 +111,7 @@ def decide(request: DecideRequest, progress: Progress) -> DecideResult:
     is raised.
     """
     measurement = _open(request, progress)
-    ending = measure(measurement, progress)
+    ending = measure(measurement, progress, again=tell_resume("decide", measurement.directory.path))
     ending.require_some(measurement.directory.path)
     result = replace(conclude(DecideResult, measurement.directory), is_finished=ending.is_finished)
     if ending.failure is not None:

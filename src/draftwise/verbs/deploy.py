@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from os import PathLike
@@ -153,9 +154,18 @@ def deploy(request: DeployRequest, _progress: Progress) -> DeployResult:
 def _answer(
     request: DeployRequest, setup: Setup, evidence: RunEvidence, around: Surroundings | None, version: str | None
 ) -> WrittenFolder | EditedFile:
+    given = {each.name for each in fields(DeployRequest) if getattr(request, each.name) != each.default}
+    of_edit = {"edit", "select", "write"}
+    of_files = DeployRequest.__annotations__.keys() - of_edit - {"candidate", "vllm", "nearest"}
+    unused = sorted(given & (of_files if request.edit is not None else of_edit))
+    if unused:
+        flags = ", ".join("--no-observe" if name == "observe" else f"--{name.replace('_', '-')}" for name in unused)
+        refuse(
+            f"--edit changes an existing file; {flags} {'applies' if len(unused) == 1 else 'apply'} to new ones (--to)."
+            if request.edit is not None
+            else f"Add --edit: only an edit takes {flags}."
+        )
     if request.edit is not None:
-        if request.to is not None or request.out is not None:
-            refuse("--edit changes an existing file; --to and --out write new ones.")
         return _edit(Path(request.edit), request, setup, version)
     if request.to is None or request.out is None:
         refuse("Name the platform and a new folder (--to, --out), or a file to change (--edit).")
@@ -264,12 +274,21 @@ def _edit(path: Path, request: DeployRequest, setup: Setup, version: str | None)
     from draftwise.deploying.edit import edit_as
     from draftwise.setups.read import find_texts
 
+    if str(path) == "-":
+        refuse("--edit changes a file, not standard input. Save the text, and name the file.")
+    if path.is_dir():
+        held = ", ".join(sorted(str(each) for each in path.iterdir() if each.is_file())[:5])
+        refuse(f"--edit changes one file, and {path} is a folder. Name one of its files: {held or 'it has none'}.")
     (source,) = find_texts(path)
+    raw = path.read_bytes()
+    mark = raw[: len(BOM_UTF8)] if raw.startswith(BOM_UTF8) else b""
+    if mark + source.text.encode() != raw:
+        raise refusal("read-translated", path=path)
     wanted = setup if version is None else replace(setup, engine_version=version)
     changed = edit_as(source, with_gpu(wanted, request.gpu), select=request.select)
     is_written = request.write and bool(changed.difference)
     if is_written:
-        replace_text(path, changed.text)
+        replace_text(path, mark.decode() + changed.text)
     return EditedFile(
         file=str(path), difference=changed.difference, written=is_written, findings=tuple(changed.findings)
     )

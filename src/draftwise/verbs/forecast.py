@@ -139,7 +139,7 @@ class ForecastResult(Result):
 
 
 @verb(ForecastRequest)
-def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
+def forecast(request: ForecastRequest, progress: Progress) -> ForecastResult:
     """Predict the speed-up of speculation from a replayed log and calibrated servers.
 
     The result has the speed-up by load with 90 % intervals, the load from which each method stops paying, and what to
@@ -162,7 +162,7 @@ def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
             not_compared=tuple(dict.fromkeys(held.not_compared)),
             calibration=calibration,
         )
-    made = _make(profile, calibration, request)
+    made = _make(profile, calibration, request, progress)
     groups = {each.group for each in made.cells}
     if made.cells and request.group not in groups:
         named = ", ".join(sorted(each for each in groups if each is not None))
@@ -175,13 +175,13 @@ def forecast(request: ForecastRequest, _progress: Progress) -> ForecastResult:
     return shown(made=made, calibration=calibration)
 
 
-def _make(profile: Profile, calibration: Calibration, request: ForecastRequest) -> Forecast:
+def _make(profile: Profile, calibration: Calibration, request: ForecastRequest, progress: Progress) -> Forecast:
     rates = () if request.rates is None else read_range(request.rates)
     concurrency = request.concurrency
     if concurrency is None:
         concurrency = () if rates else _CONCURRENCY
     prompt, output = request.prompt_tokens, request.output_tokens
-    lengths = [] if request.traffic is None else _read_lengths(request.traffic, calibration)
+    lengths = [] if request.traffic is None else _read_lengths(request.traffic, calibration, progress)
     if lengths:
         prompt = prompt or fmean(tokens for tokens, _ in lengths)
         output = output or fmean(tokens for _, tokens in lengths)
@@ -200,14 +200,21 @@ def _make(profile: Profile, calibration: Calibration, request: ForecastRequest) 
     return replace(made, simulated=tuple(simulate_services(made, profile, calibration, lengths)))
 
 
-def _read_lengths(source: str, calibration: Calibration) -> list[tuple[float, float]]:
+def _read_lengths(source: str, calibration: Calibration, progress: Progress) -> list[tuple[float, float]]:
     """Return the tokens of prompt and answer of each request of a workload."""
-    from draftwise.workloads import find_tokens, load_workloads  # reads texts: not needed for most forecasts
+    from draftwise.workloads import (
+        find_tokens,
+        load_workloads,
+        tell_left_out,
+    )  # reads texts: not needed for most forecasts
     from draftwise.workloads.reshape import prompt_length
 
     tokenizer = Path(calibration.target)
     tokens = find_tokens(None, hint=tokenizer)
-    prompts = [prompt for each in load_workloads(source, tokenizer=tokenizer) for prompt in each.prompts]
+    workloads = load_workloads(source, tokenizer=tokenizer)
+    for finding in tell_left_out(workloads):
+        progress.notice(finding)
+    prompts = [prompt for each in workloads for prompt in each.prompts]
     if not prompts:
         raise refusal("no-prompts", source=source)
     return [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]

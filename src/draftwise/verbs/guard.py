@@ -197,18 +197,22 @@ def _make_guard(
     from draftwise.guarding.executors import parse_executor
     from draftwise.guarding.guard_state import open_leases
     from draftwise.guarding.service_guard import Means, ServiceGuard
-    from draftwise.guarding.service_reading import Rules
+    from draftwise.guarding.service_reading import Rules, find_k
+    from draftwise.watching.diagnose import PoolExpectation
     from draftwise.watching.yardstick import Yardstick
 
     spec, plain = ([page.instance for page in pages if page.pool == pool] for pool in _POOLS)
+    yardstick = Yardstick(baseline=baseline)
+    measured = PoolExpectation(yardstick=yardstick).window
     rules = Rules.of(
-        Yardstick(baseline=baseline).break_evens,
+        yardstick.break_evens,
         every_s=request.every_s,
         min_spec=max(len(spec) - len(plain), 0) if request.min_spec is None else request.min_spec,
         trickles=request.trickle,
+        k=0 if measured is None else find_k(measured),
     )
     if baseline is not None:
-        rules = replace(rules, unknown_because=baseline.why_no_limits)
+        rules = replace(rules, unknown_because=baseline.why_no_limits or "the run has no limit")
     executors = tuple(parse_executor(text, patch_file=store.patch) for text in request.act)
     for executor in executors:
         executor.prove(spec)

@@ -6,12 +6,23 @@ import asyncio
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
-from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunContext, RunPlan, SpecConfig, StorageError
+from draftwise.core import (
+    BackendError,
+    Finding,
+    InvalidSetup,
+    LaunchOptions,
+    RunContext,
+    RunPlan,
+    SpecConfig,
+    StorageError,
+)
 from draftwise.core.progress import Progress, Stopped
+from draftwise.knowledge.spec_keys import read_spec_keys
 from draftwise.measure.load.event_loop import precise_loop
 from draftwise.measure.measurement import Measurement
 from draftwise.measure.measurement_spec import ENGINES, Candidate, MeasurementSpec
@@ -22,7 +33,7 @@ from draftwise.verbs.verb import refuse
 
 __all__ = [
     "ENGINES", "Candidate", "Ending", "GivenCandidate", "ServersRequest", "measure", "read_candidates", "read_launch",
-    "refuse_changes", "refuse_conflict", "split_arguments",
+    "refuse_changes", "refuse_conflict", "split_arguments", "tell_resume",
 ]  # fmt: skip
 
 GivenCandidate = Candidate | SpecConfig | Mapping[str, Any] | str
@@ -88,9 +99,20 @@ def read_candidates(given: Iterable[GivenCandidate]) -> Iterator[Candidate]:
             name, separator, rest = each.partition("=")
             named = bool(separator) and not set(name) & set("{[")
             spec = require_spec(rest if named else each, "--candidate")
+            _refuse_slip(spec)
             yield Candidate(name=name.strip() if named else None, spec=spec)
         else:
             yield Candidate(spec=require_spec(each))
+
+
+def _refuse_slip(spec: SpecConfig) -> None:
+    """Refuse a key with a slip of the pen: a server at a URL would not, and its config is given back to paste."""
+    known = read_spec_keys()
+    for key in spec.options.keys() - known.keys():
+        near = get_close_matches(key, known, n=1, cutoff=0.9)
+        if near and abs(len(near[0]) - len(key)) < 2:
+            message = f"{key!r} is not a key of the speculative config."
+            raise InvalidSetup.because("unknown-key", message, where="--candidate", fix=f"Did you mean {near[0]!r}?")
 
 
 def read_launch(request: ServersRequest) -> LaunchOptions:
@@ -170,21 +192,35 @@ class Ending:
         raise Stopped
 
 
+def tell_resume(verb: str, directory: Path, out: str | PathLike[str] | None = None) -> str:
+    """Return the command that continues a run."""
+    return shlex.join(["draftwise", verb, "--resume", str(directory), *(() if out is None else ("--out", str(out)))])
+
+
 def measure(
-    measurement: Measurement, progress: Progress, examine: Callable[[RunPlan, RunContext], None] | None = None
+    measurement: Measurement,
+    progress: Progress,
+    examine: Callable[[RunPlan, RunContext], None] | None = None,
+    *,
+    again: str,
 ) -> Ending:
     """Measure until the plan is complete, the time runs out, something fails, or a stop is requested.
 
-    Ctrl-C stops it at once: the servers shut down, and the readings stay on disk.
+    Ctrl-C stops it at once: the servers shut down, and the readings stay on disk. The command `again` continues it.
 
     Raises:
         InvalidSetup: a server cannot start as configured, or is not the expected one.
     """
     session = measurement.open(progress, examine)
+    progress.notice(Finding.info("measurement-planned", f"If this run is killed, continue with: {again}"))
     try:
         with asyncio.Runner(loop_factory=precise_loop) as runner:
             runner.run(session.run())
     except (KeyboardInterrupt, asyncio.CancelledError):
+        ending = Ending(is_finished=False)
+    except BaseExceptionGroup as group:  # the signal came while a library started tasks of its own
+        if group.split((KeyboardInterrupt, asyncio.CancelledError))[1] is not None:
+            raise
         ending = Ending(is_finished=False)
     except (BackendError, StorageError) as error:
         ending = Ending(is_finished=False, failure=error)

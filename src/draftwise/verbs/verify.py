@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -32,6 +32,8 @@ class VerifyRequest:
     _: KW_ONLY
     setup: Setup | str | PathLike[str] | None = None
     """Setup that was ordered; default: setup.json in the folder of the source."""
+    select: str = ""
+    """Container, object or service to compare, if the file has several."""
     returned: str | PathLike[str] | None = None
     """Output of `kubectl apply --dry-run=server -o json` for the source, to find dropped fields."""
     against: str | None = None
@@ -79,6 +81,9 @@ def verify(request: VerifyRequest, _progress: Progress) -> VerifyResult:
     source = None if request.source is None else str(request.source)
     if source is None and request.log is None and request.kubectl is None:
         refuse("Give a folder, a manifest, the URL of a server, --log or --kubectl.")
+    is_file = source is not None and not source.startswith(("http://", "https://")) and not Path(source).is_dir()
+    if not is_file and (request.select or request.returned is not None):
+        refuse("--select and --returned apply to a single file: give it as SOURCE.")
     judged: list[Judgement] = []
     if source is not None and source.startswith(("http://", "https://")):
         judged += _see_server(source, request)
@@ -97,8 +102,8 @@ def verify(request: VerifyRequest, _progress: Progress) -> VerifyResult:
 
 def _judge(source: str, request: VerifyRequest) -> Iterator[Judgement]:
     if Path(source).is_dir():
-        if request.returned is not None or request.setup is not None:
-            refuse("A folder has its own setup, and --returned applies to a single file of it.")
+        if request.setup is not None:
+            refuse("A folder has its own setup: leave --setup out, or give a single file of it.")
         for where, report in verify_folder(Path(source), gpu=request.gpu):
             yield _describe(where, report, "as it was written")
         return
@@ -107,9 +112,24 @@ def _judge(source: str, request: VerifyRequest) -> Iterator[Judgement]:
     if setup is None and request.returned is None:
         refuse(f"No setup.json is next to {source}. Give the setup with --setup.")
     if setup is not None:
-        yield _describe(text.name, verify_text(text, setup, gpu=request.gpu), "as it was ordered")
+        for index in _find_servers(text, setup, request.select):
+            report = verify_text(text, setup, gpu=request.gpu, index=index)
+            yield _describe(text.name, report, "as it was ordered")
     if request.returned is not None:
         yield _describe(text.name, _compare(text, request.returned), "came back whole")
+
+
+def _find_servers(text: SourceText, setup: Setup, select: str) -> Iterable[int | None]:
+    """Return the indices of the servers that are meant, one for each setup; None where the text decides."""
+    from draftwise.deploying.edit import choose_server
+
+    try:
+        chosen, readings = choose_server(text, select, engine_version=setup.engine_version)
+    except InvalidSetup:
+        if select:
+            raise
+        return (None,)
+    return {repr(readings[index].setup): index for index in chosen}.values()
 
 
 def _get_setup(request: VerifyRequest) -> Setup:

@@ -199,7 +199,7 @@ def _read(request: WatchRequest) -> _Service:
     given = request.baseline
     baseline = given if given is None or isinstance(given, Baseline) else _read_baseline(Path(given))
     _check(request, urls, baseline)
-    has_plain = bool(request.plain or request.prometheus)
+    has_plain, is_log = bool(request.plain or request.prometheus), request.log is not None
     yardstick = Yardstick(baseline=baseline)
     single = (request.probe, request.record_baseline, request.since_rollout, request.log)
     service = _Service(
@@ -214,7 +214,9 @@ def _read(request: WatchRequest) -> _Service:
         yardstick=yardstick,
         unanswered=tuple(
             yardstick.list_unanswered(
-                has_plain=has_plain, has_probe=request.probe, has_earlier=request.since_rollout is not None
+                has_plain=has_plain or is_log,
+                has_probe=request.probe or is_log,
+                has_earlier=request.since_rollout is not None or is_log,
             )
         ),
     )
@@ -263,6 +265,8 @@ def _check(request: WatchRequest, urls: Sequence[str], baseline: Baseline | None
     twice = [url for url, count in Counter(map(name_server, (*urls, *request.plain))).items() if count > 1]
     if twice:
         refuse(f"{twice[0]} is given twice: a server counts once, and belongs to one pool.")
+    if request.plain and not urls:
+        refuse("--plain is read with URLs of servers only. Prometheus tells a plain pool by its label pool.")
     if (request.probe or request.record_baseline) and not urls:
         refuse("--probe and --record-baseline send requests to servers: give their URLs.")
     if request.since_rollout is not None and request.prometheus is None:

@@ -53,11 +53,10 @@ from draftwise.watching.prometheus import (
     put_together,
     select,
     tell_copied,
-    tell_hung_or_copied,
     tell_mute,
     tell_unread,
 )
-from draftwise.watching.stalls import HUNG, Stalls
+from draftwise.watching.stalls import HUNG, Stalls, tell_hung_or_copied
 from draftwise.watching.watcher import PLAIN, Look, find_renamed, grow, tell_several, unread
 from draftwise.watching.yardstick import Yardstick
 
@@ -143,7 +142,8 @@ async def see_fleet(
     if told := await api.query("vector(time())"):
         now_s = float(told[0]["value"][1])
     counters = f"max by ({', '.join(_KEPT)}) ({select(selection, without=_HEAVY)})"
-    of_services = f" and on (job, instance) {select(selection, {'generation_tokens'})}"
+    tokens = select(selection, {"generation_tokens"})
+    of_services = f" and on (job, instance) {tokens}"
     start = f"process_start_time_seconds[{span_s:.0f}s]"
     present = (
         f"process_start_time_seconds{of_services}",
@@ -153,7 +153,7 @@ async def see_fleet(
         RESTARTS + of_services,
         _DOWN,
         NEVER.format(selection.of_targets, "instance, service, namespace", span_s),
-        MUTE.format(selection.of_targets, "instance, service, namespace"),
+        MUTE.format(selection.of_targets, "instance, service, namespace", tokens),
         _ask_stalls(selection),
         COPIES + of_services,
     )

@@ -1,4 +1,4 @@
-"""Derives windows from the log lines of vLLM and SGLang, for a server without an accessible metrics page."""
+"""Derives windows from the log lines of vLLM, SGLang and llama.cpp, for a server without an accessible metrics page."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, combinations, groupby, pairwise, product
-from math import inf, log, sqrt
+from math import ceil, inf, log, sqrt
 from operator import attrgetter
 
 from draftwise.backends.vllm_log import StartupLog, find_root_cause
 from draftwise.core import Counters, Finding, ServerLoad, SpecStats, Sums, Window
 from draftwise.core.grouping import group_by
+from draftwise.core.window import LONGEST
 from draftwise.knowledge.log_lines import read_stats_log
 from draftwise.knowledge.messages import fault, warning
 from draftwise.watching.stalls import Stalls, describe_stall, stands_still
 from draftwise.watching.watcher import Recent, Snapshot
+from draftwise.workloads.workload_rows import to_seconds
 from draftwise.workloads.wrapped_lines import LogLine, parse_line, unwrap
 
 _INTERVAL_S = 10.0
@@ -27,6 +29,8 @@ _LEAST_DRAFTS = 400
 """Minimum number of drafts on each side of a fall."""
 _FALLEN = 0.85
 """A fall leaves at most this share of the acceptance length."""
+_RATE_FALLEN = 0.7
+"""The same of the share of draft tokens accepted."""
 _SURE = 19.0
 """3.5 standard errors of requests with 180 drafts each and a spread of 40 %, times the root of the drafts."""
 _PARTS = 60
@@ -39,11 +43,20 @@ _SLOWED = 0.75
 """Slower steps are at most this share of those before. Contexts and prompts of steady traffic change fewer."""
 _SLOW_S = 300.0
 """Least seconds on each side of a slowdown."""
+_FEWER_HITS, _MANY_HITS, _HITS_S = 0.5, 0.2, 1800.0
+"""Largest share that a fall of the prefix hits leaves, the least hits before, and the least seconds on each side, more
+than a warm-up takes."""
+_RECENT = 1000
+"""Requests of which vLLM logs the prefix hits."""
 _SURE_PACE, _MOST_RUNNING = 22.0, 8.0
 """7 standard errors of a number read every 10 s with a spread of its root, times that root, up to a number."""
+_FAR_S = 4e9
+"""Seconds since the epoch that no clock shows."""
 _STOOD_S = 60.0
 """Seconds without a token that are no long prompt."""
 _DEATHS = 2
+_STARTS = 5
+"""Most starts with another k within a log; more changes are a schedule's."""
 _TAIL = 2000
 """Number of lines after the last statistics to search for an error."""
 _COUNTS = frozenset({"accepted", "drafted"})
@@ -51,6 +64,10 @@ _ROUNDED = 0.02
 """Difference between an acceptance length and its parts, of which there are up to twenty."""
 _LEAST_SHARE = 0.1
 """Acceptance rate from which two digits after the point tell the length of a draft."""
+_HALF = 0.00501
+"""Largest rounding of two digits after the point, and of a float."""
+_LONGEST_STEP = 1000
+"""Acceptance length above which a line is damaged."""
 _ZONES = timedelta(days=1)
 """Largest time-zone offset: lines use their machine's local time without naming the zone."""
 
@@ -88,7 +105,7 @@ class _ServerLog:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
     """The last lines after them."""
     deaths: int = 0
-    """Between how many statistics an engine died."""
+    """Times that an engine died, or a server restarted without shutting down, between two statistics."""
 
     def take(self, line: str) -> None:
         """Sort in the next line."""
@@ -97,7 +114,8 @@ class _ServerLog:
             self.tail.append(line)
             return
         self.head = self.head if self.kept else list(self.tail)
-        self.deaths += bool(self.kept) and any(map(facts.dies.search, self.tail))
+        died, began, ended = (any(map(each.search, self.tail)) for each in (facts.dies, facts.start, facts.end))
+        self.deaths += bool(self.kept) and (died or (began and not ended))
         self.kept.append(line)
         self.tail.clear()
 
@@ -114,7 +132,7 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
     wrapped = (LogLine(number=n, where=name, value=parse_line(text.rstrip())) for n, text in enumerate(lines, 1))
     logs = dict[str, _ServerLog]()
     for line in unwrap(wrapped):
-        logs.setdefault(line.source, _ServerLog()).take(str(line.value))
+        logs.setdefault(line.source, _ServerLog()).take(_add_time(line))
     each = [_see_server(kept, source if source and len(logs) > 1 else name, now) for source, kept in logs.items()]
     seen = [one for one in each if one.windows] or each[:1] or [_see_server(_ServerLog(), name, now)]
     others = [finding for one in each if one not in seen for finding in one.findings if finding.code != "no-statistics"]
@@ -124,6 +142,19 @@ def see_log(lines: Iterable[str], *, name: str, now: datetime | None = None) -> 
         recent=tuple(window for one in seen for window in one.recent),
         findings=(*others, *(finding for one in seen for finding in one.findings)),
     )
+
+
+def _add_time(line: LogLine) -> str:
+    """Return the text of a line; statistics without a time get their wrapper's."""
+    text, time_s, of = str(line.value), to_seconds(line.time), read_stats_log()
+    if (
+        time_s is None
+        or not 0 < time_s < _FAR_S
+        or of.time.search(text)
+        or not (of.begins.search(text) or of.drafts.search(text))
+    ):
+        return text
+    return f"{datetime.fromtimestamp(time_s, tz=UTC):%Y-%m-%d %H:%M:%S} {text}"
 
 
 def _see_server(log: _ServerLog, name: str, now: datetime) -> Snapshot:
@@ -153,7 +184,14 @@ def _see_server(log: _ServerLog, name: str, now: datetime) -> Snapshot:
     recent.forget(end_s)
     seen = tuple(recent.read())
     mute = warning("no-statistics", case="drafts", name=name) if any(map(_is_mute, seen)) else None
-    found = filter(None, (_find_stall(past, name), *_find_falls(past, name), mute))
+    found = filter(
+        None,
+        (
+            *(find(past, name) for find in (_find_stall, _find_corrupted, _find_new_k)),
+            *_find_falls(past, name),
+            mute,
+        ),
+    )
     waits = [int(hit[1]) for line in tail if not told and (hit := read_stats_log().hangs.search(line))]
     hung = list(stalls.find())
     if waits and not hung:
@@ -164,8 +202,8 @@ def _see_server(log: _ServerLog, name: str, now: datetime) -> Snapshot:
 
 def _is_mute(window: Window) -> bool:
     """Return whether lines about drafts do not tell what these gave."""
-    told = (window.acceptance_length, window.tokens_per_step)
-    return told == (None, None) and (not window.tells_acceptance or window.counters.spec.num_accepted_tokens > 0)
+    told = (window.acceptance_length, window.tokens_per_step, window.counters.spec.acceptance_rate)
+    return told == (None, None, None) and (not window.tells_acceptance or window.counters.spec.num_accepted_tokens > 0)
 
 
 def _is_newest_first(lines: list[str], now: datetime) -> bool:
@@ -192,10 +230,29 @@ def _find_stall(windows: Sequence[Window], name: str) -> Finding | None:
     return fault("engine-hung", text=text, where=name)
 
 
+def _find_corrupted(windows: Sequence[Window], name: str) -> Finding | None:
+    """Return how many requests had no valid logits."""
+    count = sum(each.sums.corrupted or 0.0 for each in windows)
+    return fault("logits-corrupted", name=name, count=count) if count else None
+
+
+def _find_new_k(windows: Sequence[Window], name: str) -> Finding | None:
+    """Return when drafts got another length for good, as at a start with another k: a position for each token."""
+    found = None
+    for engine in group_by(lambda window: window.engine, windows).values():
+        told = [(k, each) for each in engine if (k := len(each.counters.spec.accepted_per_pos))]
+        runs = [(k, [each for _, each in run]) for k, run in groupby(told, key=lambda pair: pair[0])]
+        if 1 < len(runs) <= _STARTS and all(sum(map(_count_steps, run)) >= _LEAST_DRAFTS for _, run in runs):
+            (before, _), (after, since) = runs[-2:]
+            at = datetime.fromtimestamp(since[0].start_s, tz=UTC)
+            found = warning("k-changed", before=before, after=after, at=at, name=name)
+    return found
+
+
 def _find_falls(windows: Sequence[Window], name: str) -> Iterator[Finding]:
-    """Yield when acceptance, and when the pace of steps, fell the most in the whole log, if by more than noise."""
+    """Yield when acceptance, the pace of steps and prefix hits fell the most in the log, if by more than noise."""
     engines = list(group_by(lambda window: window.engine, windows).values())
-    for split in (_split_lengths, _split_paces):
+    for split in (_split_lengths, _split_rates, _split_paces, _split_hits):
         surest = max(filter(None, map(split, engines)), key=lambda fall: fall.sure, default=None)
         if surest is None:
             continue
@@ -206,6 +263,10 @@ def _find_falls(windows: Sequence[Window], name: str) -> Iterator[Finding]:
         then, now = surest.values
         if split is _split_lengths:
             yield warning("fell-in-log", of=of, before=then, after=now, at=at, until=ended, name=name)
+        elif split is _split_rates:
+            yield warning("fell-in-log", case="rate", of=of, before=then, after=now, at=at, until=ended, name=name)
+        elif split is _split_hits:
+            yield warning("fell-in-log", case="hits", of=of, before=then, after=now, at=at, name=name)
         else:
             held = [_read_cache_per_request(part) for part in (before, within)]
             cache = f" The KV cache per request is {held[1] / held[0]:.1f} times what it was." if all(held) else ""
@@ -230,6 +291,16 @@ def _split_lengths(windows: Sequence[Window]) -> _Fall | None:
     drafts = list(map(_count_steps, known))
     given = [count + each.counters.spec.num_accepted_tokens for count, each in zip(drafts, known, strict=True)]
     return _split(known, given, drafts, least=_LEAST_DRAFTS, share=_FALLEN, sure=_SURE)
+
+
+def _split_rates(windows: Sequence[Window]) -> _Fall | None:
+    """Return the surest fall of the share of draft tokens accepted, where lines tell neither drafts nor steps."""
+    if any(map(_count_steps, windows)):
+        return None
+    known = [each for each in windows if each.counters.spec.num_draft_tokens]
+    tops = [each.counters.spec.num_accepted_tokens for each in known]
+    bottoms = [each.counters.spec.num_draft_tokens for each in known]
+    return _split(known, tops, bottoms, least=LONGEST * _LEAST_DRAFTS, share=_RATE_FALLEN, sure=_SURE * sqrt(LONGEST))
 
 
 def _split_paces(windows: Sequence[Window]) -> _Fall | None:
@@ -258,6 +329,15 @@ def _split_paces(windows: Sequence[Window]) -> _Fall | None:
     return max(filter(None, falls), key=lambda fall: fall.sure, default=None)
 
 
+def _split_hits(windows: Sequence[Window]) -> _Fall | None:
+    """Return the surest fall of an engine's prefix hits that has not ended."""
+    known = [each for each in windows if each.prefix_hit_rate is not None]
+    seconds = [each.duration_s for each in known]
+    hits = [seen.duration_s * max(seen.prefix_hit_rate or 0.0, 0.01) for seen in known]
+    fall = _split(known, hits, seconds, least=_HITS_S, share=_FEWER_HITS, sure=0.0, may_end=False)
+    return fall if fall is not None and fall.values[0] >= _MANY_HITS else None
+
+
 def _join(windows: Iterable[Window]) -> list[Window]:
     """Return an engine's windows joined to such whose number of running requests is known well enough."""
     joined, last = list[Window](), None
@@ -277,6 +357,7 @@ def _split(
     least: float,
     share: float,
     sure: float,
+    may_end: bool = True,
 ) -> _Fall | None:
     """Return the surest fall of a ratio of sums.
 
@@ -287,6 +368,7 @@ def _split(
         least: smallest sum of `bottoms` on each side.
         share: largest share that a fall leaves.
         sure: least certainty.
+        may_end: whether a fall that ended counts.
     """
     above, below = [0, *accumulate(tops)], [0, *accumulate(bottoms)]
     end = len(known)
@@ -305,7 +387,8 @@ def _split(
         return found if change > -log(share) and found > sure else -inf
 
     step = max(1, end // _PARTS)
-    falls = [(first, end) for first in range(1, end)] + [*combinations(range(step, end, step), 2)]
+    falls = [(first, end) for first in range(1, end)]
+    falls += combinations(range(step, end, step), 2) if may_end else []
     best = max(falls, key=weigh, default=None)
     if best is None or weigh(best) == -inf:
         return None
@@ -327,12 +410,15 @@ def read_log(lines: Iterable[str], *, instance: str, now: datetime) -> Iterator[
         now: latest possible time of a line.
     """
     tells_drafts: dict[str, bool] = {}
-    for entry in _read_entries(lines, now):
-        window = _to_window(entry, instance)
+    entries = list(_read_entries(lines, now))
+    k_of = {engine: _find_k(each) for engine, each in group_by(lambda entry: entry.engine, entries).items()}
+    for entry in entries:
+        window = _to_window(entry, instance, k_of[entry.engine])
         told = before = tells_drafts.get(entry.engine)
         tells_steps = "step_length" in entry.readings
         if entry.is_about_drafts or tells_steps:
-            told = tells_drafts[entry.engine] = tells_steps or window.counters.spec.num_drafts > 0
+            tells = tells_steps or "length" in entry.readings or window.counters.spec.num_drafts > 0
+            told = tells_drafts[entry.engine] = tells
         # A release that tells more or less than the one before was started since.
         yield replace(window, counts_drafts=told or None, restarted=before is not None and told != before)
 
@@ -385,7 +471,26 @@ def _read_time(line: str, now: datetime, otherwise_s: float) -> float:
         return otherwise_s
 
 
-def _to_window(entry: _Entry, instance: str) -> Window:
+def _find_k(entries: Iterable[_Entry]) -> int:
+    """Return the only k that fits an engine's lines of SGLang; 0 without one.
+
+    Its accept rate is of the drafts' tokens in newer releases. In older ones, steps count their last token on both
+    sides: the acceptance length over k + 1.
+    """
+    fits: set[tuple[int, int]] | None = None
+    for each in entries:
+        length, share = (float(each.readings.get(name, 0)) for name in ("step_length", "step_rate"))
+        if not 1 <= length <= _LONGEST_STEP or share < _LEAST_SHARE:
+            continue
+        found = set[tuple[int, int]]()
+        for last in (0, 1):
+            low, high = ((length - 1 + last + sign * _HALF) / (share - sign * _HALF) for sign in (-1, 1))
+            found |= {(last, whole - last) for whole in range(max(ceil(low), 1 + last), int(high) + 1)}
+        fits = found if fits is None else fits & found
+    return next(iter(fits))[1] if fits is not None and len(fits) == 1 else 0
+
+
+def _to_window(entry: _Entry, instance: str, k: int) -> Window:
     numbers = {name: float(text) for name, text in entry.readings.items() if name not in ("rates", "percent")}
     duration_s = _find_duration(entry, numbers)
     for count in _COUNTS - numbers.keys():  # of a line that was cut, the rates
@@ -393,8 +498,11 @@ def _to_window(entry: _Entry, instance: str) -> Window:
             numbers[count] = round(numbers[f"{count}_per_s"] * duration_s)
     rate, percent = numbers.get("generation_tokens_per_s"), numbers.get("kv_percent")
     usage = numbers.get("kv_share") if percent is None else percent / 100
+    hits, tokens = numbers.get("hits_percent"), numbers.get("tokens")
+    if rate is not None:
+        tokens = round(rate * duration_s)
     if rate is not None and numbers.get("step_length", 0.0) >= 1:
-        _count_steps_of_drafts(numbers, rate * duration_s)
+        _count_steps_of_drafts(numbers, rate * duration_s, k)
     return Window(
         pool="spec",
         instance=instance,
@@ -403,23 +511,25 @@ def _to_window(entry: _Entry, instance: str) -> Window:
         duration_s=duration_s,
         counters=Counters(
             spec=_count_drafts(entry.readings, numbers),
-            generation_tokens=None if rate is None else round(rate * duration_s),
+            generation_tokens=None if tokens is None else int(tokens),
+            prefix_queries=None if hits is None else _RECENT,
+            prefix_hits=None if hits is None else round(_RECENT * hits / 100),
         ),
         load=ServerLoad(
             running=numbers.get("running"),
             waiting=numbers.get("waiting"),
             kv_usage=usage,
         ),
-        sums=Sums(preemptions=numbers.get("preemptions")),
+        sums=Sums(preemptions=numbers.get("preemptions"), corrupted=numbers.get("corrupted")),
         tells_acceptance=not entry.is_about_drafts or numbers.keys() >= _COUNTS,
     )
 
 
-def _count_steps_of_drafts(numbers: dict[str, float], tokens: float) -> None:
+def _count_steps_of_drafts(numbers: dict[str, float], tokens: float, k: int) -> None:
     """Add the counts of a line of SGLang, which tells tokens of a step: every step verifies a draft."""
     steps, share = tokens / numbers["step_length"], numbers.get("step_rate", 0.0)
     numbers["accepted"] = round(tokens - steps)
-    numbers["drafted"] = round((tokens - steps) / share) if share >= _LEAST_SHARE else 0
+    numbers["drafted"] = k * round(steps) if share >= _LEAST_SHARE else 0
     numbers["drafts"] = round(steps)
 
 
@@ -430,6 +540,8 @@ def _find_duration(entry: _Entry, numbers: Mapping[str, float]) -> float:
     """
     if "kv_share" in numbers:
         return entry.since_s or 0.0
+    if "eval_ms" in numbers:
+        return numbers["eval_ms"] / 1000
     roughly = _INTERVAL_S if entry.since_s is None or entry.since_s <= 0 else entry.since_s
     pairs = (("drafted", "drafted_per_s"), ("accepted", "accepted_per_s"))
     exact = (numbers[count] / numbers[rate] for count, rate in pairs if numbers.get(rate) and count in numbers)
@@ -453,7 +565,9 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
     if "drafts" in numbers:
         return SpecStats(num_drafts=int(numbers["drafts"]), num_draft_tokens=drafted, num_accepted_tokens=accepted)
     of_a_draft = sum(rates) or numbers.get("length", 1.0) - 1
-    drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else -(-drafted // len(rates)) if rates else 0
+    most = int(min(numbers.get("tokens", 0.0), drafted)) if "length" in numbers and not accepted else 0
+    rejected = -(-drafted // len(rates)) if rates else most  # of llama.cpp, at most a draft for each token
+    drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else rejected
     return SpecStats(
         num_drafts=drafts,
         num_draft_tokens=drafted,

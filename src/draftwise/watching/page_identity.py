@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from draftwise.backends.exposition import unquote_names
+from draftwise.backends.exposition import tidy_page
 from draftwise.knowledge.metrics import find_sample
 from draftwise.machine.network import is_here
 
@@ -48,6 +48,10 @@ class PageIdentity:
         """Return whether a later page is a copy, as of a cache: a process that writes one takes CPU time for it."""
         return _CPU in self.counted and self.counted == later.counted
 
+    def may_be_copied(self, later: PageIdentity) -> bool:
+        """Return whether a later page counts the same and does not tell whether its process was at work."""
+        return _CPU not in self.counted and self.counted == later.counted
+
 
 def read_identity(text: str) -> PageIdentity:
     """Return the identity of a metrics page's process. Ignores a truncated last line."""
@@ -66,7 +70,7 @@ def read_identity(text: str) -> PageIdentity:
 
 
 def _list_samples(text: str) -> Iterator[tuple[str, str, float]]:
-    for name, labels, word in _SAMPLE.findall(unquote_names(text)):
+    for name, labels, word in _SAMPLE.findall(tidy_page(text)):
         try:
             yield name, labels, float(word)
         except ValueError:

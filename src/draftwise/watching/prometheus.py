@@ -30,7 +30,7 @@ from draftwise.knowledge.messages import fault
 from draftwise.knowledge.metrics import VLLM, read_server_metrics
 from draftwise.machine.network import find_proxy
 from draftwise.watching.rollout import RollOut, find_rollout
-from draftwise.watching.stalls import HUNG, Stalls
+from draftwise.watching.stalls import Stalls, tell_hung_or_copied
 from draftwise.watching.watcher import (
     CLOCKS_DIFFER_S,
     FALLS,
@@ -71,8 +71,8 @@ COPIES = "(changes(process_cpu_seconds_total[2m]) == 0) and (count_over_time(pro
 """Query: targets of whose process not even the CPU time changes, which a page costs: a cache answers for them."""
 NEVER = "max by ({1}) (max_over_time(up{{{0}}}[{2:.0f}s])) == 0 and max by ({1}) (up{{{0}}} offset {2:.0f}s) == 0"
 """Query: targets that could not be scraped for as long."""
-MUTE = "max by ({1}) (min_over_time(up{{{0}}}[2m])) == 1"
-"""Query: targets that are scraped."""
+MUTE = "max by ({1}) (min_over_time(up{{{0}}}[2m])) == 1 unless on (instance) {2}"
+"""Query: targets that are scraped and pass on no server's counters."""
 _ANSWERS = 'increase(http_requests_total{{handler=~"/v1/.*",method="POST"}}[{:.0f}s])'
 """Requests by HTTP status; these series name no model."""
 _READ_LABELS = frozenset(
@@ -228,7 +228,7 @@ class PrometheusWatcher:
         stalls, gone = Stalls(), _list_gone(pages)
         every = (window for each in pairs for windows in each for window in windows)
         stalls.add(window for window in every if window.instance not in gone)
-        timed = {each[-1].instance for each in pages if each[-1].started_s is not None}
+        timed = {each[-1].instance for each in pages if each[-1].started_s is not None or _changes(each)}
         return Snapshot(
             at_s=self._now(),
             gone=gone,
@@ -261,7 +261,8 @@ class PrometheusWatcher:
             query = NEVER.format(self._selection.of_targets, "instance, pool", self._span_s)
             known = {(looks[0].pool, looks[0].instance) for looks in pages}
             down |= set(list_targets(await self.api.query(query), lambda value: value == 0)) - known
-            query = MUTE.format(self._selection.of_targets, "instance, pool")
+            tokens = select(self._selection, {"generation_tokens"})
+            query = MUTE.format(self._selection.of_targets, "instance, pool", tokens)
             mute = set(list_targets(await self.api.query(query), lambda value: value == 1)) - known
         return [
             *(tell_unread(self.api.url, name) for _, name in sorted(down)),
@@ -292,6 +293,8 @@ SERVERS = ("exported_instance", "pod", "k8s_pod_name", "service_instance_id")
 """Labels that name a server where `instance` is a collector that passes its page on, a node, or missing."""
 
 
+_SCRAPERS = ("job", "prometheus_replica", "__replica__", "receive_replica")
+"""Labels of who scraped a target."""
 PLACE = ("__name__", "pool", "instance", *SERVERS)
 
 
@@ -344,14 +347,21 @@ def _of_one_service(series: Sequence[Series], url: str) -> Sequence[Series]:
 
 
 def leave_out_copies(series: Iterable[Series]) -> list[Series]:
-    """Return each target's series once if several jobs scrape it: those with deploy's labels, else those of one job."""
+    """Return each target's series once if several jobs scrape it: those with deploy's labels, else those of one job.
+
+    Of several Prometheus servers that scrape the same targets, those of one.
+    """
     rows = [
-        (each, labels.get("job", ""), (bool(labels.get("service")), labels.get("instance", "")))
+        (
+            each,
+            tuple(labels.get(name, "") for name in _SCRAPERS),
+            (bool(labels.get("service")), labels.get("instance", "")),
+        )
         for each in series
         for labels in [each["metric"]]
     ]
-    jobs = {place: job for _, job, place in reversed(rows)}
-    return [each for each, job, place in rows if job == jobs[place] and (place[0] or (True, place[1]) not in jobs)]
+    kept = {place: scraper for _, scraper, place in reversed(rows)}
+    return [each for each, by, place in rows if by == kept[place] and (place[0] or (True, place[1]) not in kept)]
 
 
 def put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
@@ -460,12 +470,6 @@ def tell_copied(url: str, instance: str) -> Finding:
     return unread(instance, BackendError(f"{text} in its place. Have the pod itself scraped."))
 
 
-def tell_hung_or_copied(hung: Finding) -> Finding:
-    """Return the finding for a target that stands still, and of whose process nothing is known."""
-    doubt = "Prometheus gets nothing about its process, so a cache may answer in its place: compare the pod's own page."
-    return replace(hung, message=f"{hung.message} {doubt}") if hung.code == HUNG else hung
-
-
 def tell_mute(url: str, instance: str) -> Finding:
     """Return the finding for a target that a Prometheus scrapes, and that has no counters."""
     text = f"{url} scrapes {instance}, but gets no counters: start the server without --disable-log-stats"
@@ -501,6 +505,11 @@ def leave_unknown(pages: Iterable[list[Look]], unknown: Mapping[tuple[str, str],
 
 def _without_drafts(look: Look, unknown: tuple[str, ...]) -> Look:
     return replace(look, unknown=unknown, engines=leave_drafts_unknown(look.engines)) if unknown else look
+
+
+def _changes(looks: Sequence[Look]) -> bool:
+    """Return whether the newest page differs from the one before it: no copy does."""
+    return len(looks) > 1 and looks[-1].engines != looks[-2].engines
 
 
 def alternates(looks: Sequence[Look]) -> bool:

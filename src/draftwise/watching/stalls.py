@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draftwise.core import Finding, Window
 from draftwise.core.grouping import group_by
@@ -34,6 +34,14 @@ def describe_stall(window: Window, seconds: float) -> str:
         f"{window.instance}{engine} has {load.running or 0:.0f} requests running and {load.waiting or 0:.0f} "
         f"waiting, but has generated no token for {seconds:.0f} s."
     )
+
+
+def tell_hung_or_copied(hung: Finding) -> Finding:
+    """Return the finding for a server that stands still, and of whose process nothing is known."""
+    doubt = (
+        "Its page tells nothing about its process, so a cache may answer in its place: compare it with the pod's own."
+    )
+    return replace(hung, message=f"{hung.message} {doubt}") if hung.code == HUNG else hung
 
 
 @dataclass(slots=True)

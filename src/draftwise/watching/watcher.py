@@ -21,12 +21,12 @@ from draftwise.backends.backend import BrokenStream, Exchange
 from draftwise.backends.exposition import EngineReading, find_engine, find_unknown, parse_engines, parse_start
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Finding, ServerLoad, Window
-from draftwise.core.window import get_sums
+from draftwise.core.window import LONGEST, blend_lengths, get_sums
 from draftwise.knowledge.messages import fault, note, warning
 from draftwise.knowledge.metrics import OLD_METRICS
 from draftwise.machine.network import find_proxy
 from draftwise.watching.page_identity import START_TOLERANCE_S, PageIdentity, may_be_shared, read_identity
-from draftwise.watching.stalls import Stalls
+from draftwise.watching.stalls import Stalls, tell_hung_or_copied
 
 CLOCKS_DIFFER_S = 30.0
 """Allowed difference in seconds between the clocks of two machines."""
@@ -137,9 +137,12 @@ def falls_back(before: Look, after: Look) -> bool:
 
 def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineReading, *, restarted: bool) -> Window:
     counters, sums = later.counters - earlier.counters, later.sums - earlier.sums
+    tells = bool(later.tells_acceptance)
     if not later.counts_drafts:
         accepted = max(0, counters.spec.num_accepted_tokens)  # follows from other counters, and may fall
-        counters = replace(counters, spec=replace(counters.spec, num_accepted_tokens=accepted))
+        verified = (counters.generation_tokens or 0) - (sums.finished or 0) - accepted
+        tells = tells and accepted <= LONGEST * verified  # else steps that verified nothing count as accepted
+        counters = replace(counters, spec=replace(counters.spec, num_accepted_tokens=accepted if tells else 0))
     awake = (earlier.sleeping, later.sleeping)
     return Window(
         pool=after.pool,
@@ -151,7 +154,7 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         load=_average(earlier.load, later.load),
         sums=later.sums if restarted else sums,
         counts_drafts=later.counts_drafts,
-        tells_acceptance=bool(later.tells_acceptance) or after.pool == PLAIN,
+        tells_acceptance=tells or after.pool == PLAIN,
         restarted=restarted,
         ends_idle=later.load.running == 0 and not later.load.waiting,
         sleeping=None if awake == (None, None) else any(awake),
@@ -271,6 +274,7 @@ def _average(a: ServerLoad, b: ServerLoad) -> ServerLoad:
         waiting=each(a.waiting, b.waiting),
         kv_usage=each(a.kv_usage, b.kv_usage),
         reported_length=b.reported_length,
+        lengths=blend_lengths(a.lengths, b.lengths, 0.5),
     )
 
 
@@ -367,7 +371,8 @@ class HttpPage:
             raise BackendError(f"{self.instance}{_METRICS} shows no counters of a known server: {_explain_page(text)}.")
         copied = self._last is not None and self._last.is_copied(page)
         stored = self._last is not None and self._last.counted == page.counted and _is_stored(answer, self._date)
-        if not (copied or stored):
+        old = not stored and self._last is not None and self._last.may_be_copied(page) and await self._is_old(page)
+        if not (copied or stored or old):
             self._written_s = clock_s
         self._last, self._date = page, answer.headers.get("date")
         if (old_s := clock_s - self._written_s) >= _COPIED_S:
@@ -375,6 +380,8 @@ class HttpPage:
                 "not even the CPU time of the process, which a page costs"
                 if copied
                 else "its headers tell of a stored copy"
+                if stored
+                else "a request with a query gets another page"
             )
             raise BackendError(
                 f"{self.instance}{_METRICS} has not changed for {old_s:.0f} s: {why}. So a cache answers in its place. "
@@ -383,11 +390,20 @@ class HttpPage:
         self._clean = 0 if several else self._clean + bool(_count_tokens(look))
         return replace(look, several=several)
 
-    async def _read(self) -> tuple[str, Exchange]:
+    async def _is_old(self, page: PageIdentity) -> bool:
+        """Return whether a server counts more than its page says to a request that no cache has the answer to."""
+        with suppress(BackendError):
+            text, _ = await self._read(f"?now={time.time():.3f}")
+            self._wire.close()
+            fresh = read_identity(text).counted
+            return page.counted.keys() == fresh.keys() and page.counted != fresh
+        return False
+
+    async def _read(self, query: str = "") -> tuple[str, Exchange]:
         """Return the page, read on a new connection, with the answer that brought it."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._wire.get(_METRICS, anew=True)
+                answer = await self._wire.get(_METRICS + query, anew=True)
         except TimeoutError:
             raise BackendError(f"{self.instance} did not return its counters within {self._timeout_s:g} s.") from None
         except BrokenStream as error:
@@ -604,6 +620,8 @@ class Watcher:
         self._began: dict[tuple[str, str], deque[float]] = {}
         self._fastest: dict[tuple[str, str], float] = {}
         self._paces: dict[tuple[str, str], deque[float]] = {}
+        self._alive: set[tuple[str, str]] = set()
+        """Servers whose newest page differs from the one before, as no copy does."""
 
     async def begin(self) -> None:
         """Take the first look, which has no windows."""
@@ -638,7 +656,8 @@ class Watcher:
         faults += find_renamed(self._last[look.pool, look.instance] for look in looks)
         faults += find_twice(looks, self._fastest)
         faults += self._find_dying(at_s)
-        faults += self._stalls.find()
+        alive = {instance for _, instance in self._alive}.union(each.instance for each in looks if each.started_s)
+        faults += (each if each.where in alive else tell_hung_or_copied(each) for each in self._stalls.find())
         return Snapshot(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
 
     def _find_dying(self, now_s: float) -> Iterator[Finding]:
@@ -662,6 +681,7 @@ class Watcher:
             if look.several:
                 self._several[key] = look.clock_s
             return iter(())
+        (self._alive.discard if before.engines == look.engines else self._alive.add)(key)
         is_whole = not is_damaged(before, look)
         damaged = not is_whole and self._damaged.get(key, 0) < DAMAGED
         windows = [] if damaged else list(grow(before, look))
@@ -728,7 +748,13 @@ def find_renamed(looks: Iterable[Look]) -> Iterator[Finding]:
             yield warning("metrics-v0", instance=look.instance, old=old)
         elif lacks and look.server not in (None, "vLLM") and not look.unknown:
             names = " and ".join(lacks)
-            yield warning("drafts-uncounted", instance=look.instance, server=look.server, names=names)
+            lengths = [each.load.reported_length for each in look.engines if each.load.reported_length]
+            if lengths and lacks == ["drafts"]:
+                yield warning(
+                    "drafts-uncounted", case="gauge", instance=look.instance, server=look.server, length=max(lengths)
+                )
+            else:
+                yield warning("drafts-uncounted", instance=look.instance, server=look.server, names=names)
         elif lacks:
             shown = f", but {', '.join(look.unknown)}, which are of no known release" if look.unknown else ""
             yield warning("metrics-renamed", instance=look.instance, names=" and ".join(lacks), shown=shown)

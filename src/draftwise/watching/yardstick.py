@@ -103,7 +103,13 @@ class Yardstick:
         return None if expected is None or window.step_s is None else window.step_s / expected
 
     def list_unanswered(self, *, has_plain: bool, has_probe: bool, has_earlier: bool = False) -> Iterator[str]:
-        """Yield one sentence per open question, with the input that would answer it."""
+        """Yield one sentence per open question, with the input that would answer it.
+
+        Args:
+            has_plain: whether a plain pool is watched, or none can be.
+            has_probe: whether a probe is asked, or none can be.
+            has_earlier: whether there is a window of a good time, or none can be recorded.
+        """
         if self.baseline is None:
             yield "Cannot tell whether it pays, or compare it with a measurement. Pass --baseline FILE."
             if not has_plain:
@@ -118,10 +124,10 @@ class Yardstick:
             yield (
                 "Cannot tell whether prompts and adapters have changed. Record a window with --record-baseline FILE."
             )
-        if not self.baseline.probe:
+        if not self.baseline.probe and not has_probe:
             yield ("The baseline has no probe. While the service is healthy, record one with --record-baseline FILE.")
         elif not has_probe:
-            yield "Cannot tell a change of the traffic from one of the engine. Pass --probe."
+            yield "Cannot tell a change of the traffic from one of the engine. Watch the servers' URLs with --probe."
 
     def _values(self, basis: RollbackBasis, metric: str) -> Iterator[float]:
         rules = () if self.baseline is None else self.baseline.rollback

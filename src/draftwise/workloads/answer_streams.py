@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from draftwise.workloads.other_apis import is_piece, to_answer
+
 _BEGIN = re.compile(r"\s*(?:(?::|event:|id:|retry:)[^\r\n]*[\r\n]\s*)*data:\s*(?:\{|\[DONE\])")
 _MIDDLE = re.compile(r"\s*data: ?\{.*^data: ?\[DONE\]\s*\Z", re.MULTILINE | re.DOTALL)
 """A stream of which the first event is cut."""
@@ -37,7 +39,7 @@ def find_stream(value: Any) -> str | Sequence[Any] | None:
     if _QUOTED.match(value):
         try:
             read = ast.literal_eval(value) if value.startswith("b") else json.loads(value)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
             return "data: {"  # cut
         return find_stream(read.decode(errors="replace") if isinstance(read, bytes) else read)
     if _BEGIN.match(value) or _MIDDLE.match(value.partition("\n")[2]):
@@ -51,8 +53,8 @@ def assemble(value: Any) -> Chunk:
     """Return the body of the answer in a stream.
 
     Reads chunks of chat and text completions (choice by choice, usage from the last chunk that has it), events of the
-    Responses API, and those of Anthropic's Messages API, which vLLM also serves. A truncated stream gives
-    `{"cut": true}`, and one that ended in an error `{"error": ...}`.
+    Responses API, those of Anthropic's Messages API, which vLLM also serves, and pieces of other APIs. A truncated
+    stream gives `{"cut": true}`, and one that ended in an error `{"error": ...}`.
     """
     chunks = list(_events(value)) if isinstance(value, str) else list(value)
     done = any(chunk == _DONE for chunk in chunks)
@@ -61,6 +63,8 @@ def assemble(value: Any) -> Chunk:
         return {"error": error}
     if None in chunks or (isinstance(value, str) and not _BEGIN.match(value)):
         return _CUT
+    if (answer := to_answer(bodies)) is not None:
+        return answer
     if any(isinstance(each.get("choices"), list) for each in bodies):
         return _completion(bodies, done=done)
     kinds = {each.get("type"): each for each in bodies if isinstance(each.get("type"), str)}
@@ -76,7 +80,7 @@ def _is_chunk(value: Any) -> bool:
         return False
     choices = value.get("choices")
     if not isinstance(choices, list):
-        return value.get("type") in ("message_start", "response.created") or "delta" in value
+        return value.get("type") in ("message_start", "response.created") or "delta" in value or is_piece(value)
     return str(value.get("object", "")).endswith(".chunk") or any("delta" in each for each in _mappings(choices))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from draftwise.core import Finding, Workload
-from draftwise.knowledge.messages import fault, warning
+from draftwise.knowledge.messages import fault, note, warning
 from draftwise.workloads.reshape import prompt_length
 from draftwise.workloads.text_lengths import EstimatedTokens, Tokens
 
@@ -88,6 +88,15 @@ def profile_workload(workload: Workload, tokens: Tokens | None = None) -> Worklo
     )
 
 
+def tell_left_out(workloads: Iterable[Workload]) -> Iterator[Finding]:
+    """Yield a finding for each workload whose log has rows that are not used."""
+    for each in workloads:
+        if each.unread:
+            yield warning("rows-left-out", name=each.name, rows=each.left_out)
+        elif each.left_out:
+            yield note("rows-left-out", name=each.name, rows=each.left_out)
+
+
 _RANDOM_SOURCE = (
     "vllm-project/vllm#33497 (low MTP acceptance, measured with `--dataset-name random`); "
     "SPEED-Bench, arXiv 2604.09557 (random tokens overstate throughput by some 23 %)"
@@ -115,6 +124,7 @@ def check_workloads(
 
 
 def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: bool) -> Iterator[Finding]:
+    yield from tell_left_out([workload])
     if workload.random_tokens and measures_acceptance:
         yield fault("random-tokens", name=workload.name, paper=_RANDOM_SOURCE)
     if needs_arrivals and any(prompt.arrival_s is None for prompt in workload.prompts):

@@ -29,7 +29,8 @@ class Turns(StrEnum):
 def to_messages(value: Any) -> tuple[Message, ...] | None:
     """Return chat messages; None if the value is not a list of them.
 
-    Accepts OpenAI's `{"role", "content"}` and Responses items, and ShareGPT's `{"from", "value"}`.
+    Accepts OpenAI's `{"role", "content"}` and Responses items, ShareGPT's `{"from", "value"}`, and chat-ui's
+    `{"from", "content"}`.
     """
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
@@ -42,9 +43,10 @@ def to_messages(value: Any) -> tuple[Message, ...] | None:
 def _to_message(value: Any) -> Message | None:
     if not isinstance(value, Mapping):
         return None
-    if "from" in value and isinstance(value.get("value"), str):
+    said = value.get("value", value.get("content"))
+    if "from" in value and isinstance(said, str):
         speaker = str(value["from"])
-        return {"role": _ROLES.get(speaker, speaker), "content": value["value"]}
+        return {"role": _ROLES.get(speaker, speaker), "content": said}
     kwargs, path = value.get("kwargs"), value.get("id")
     if isinstance(kwargs, Mapping) and isinstance(path, list) and path:
         name = str(path[-1]).removesuffix("Chunk")

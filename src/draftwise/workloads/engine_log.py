@@ -1,4 +1,4 @@
-"""Reads vLLM's own log, written with `--enable-log-requests` and `--enable-log-outputs`: lines become requests."""
+"""Reads vLLM's own log (`--enable-log-requests`, `--enable-log-outputs`) and SGLang's: lines become requests."""
 
 from __future__ import annotations
 
@@ -28,16 +28,23 @@ _GENERATED = re.compile(
     rf"(?:, output_token_ids: (?P<ids>{_IDS}))?, finish_reason: (?P<end>\w+)"
 )
 _GENERATED_IDS = re.compile(rf"{_ANSWER} details: output_token_ids: (?P<ids>{_IDS})")
-_CUT_AT = re.compile(r"max_log_len(?:'|\")?\s*[:=]\s*(\d+)")
+_CUT_AT = re.compile(r"max_log_len(?:'|\")?\s*[:=]\s*(\d{1,9})\b")
 _MAX_TOKENS = re.compile(r"\bmax_tokens=(\d{1,9})\b")
 _TEMPERATURE = re.compile(r"\btemperature=(\d+(?:\.\d+)?)\b")
+_SGLANG = re.compile(
+    r"\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]]*\] (?:Receive|Finish): obj=GenerateReqInput\((?P<obj>.*?)"
+    r"(?:\), out=(?P<out>\{.*))?\Z",
+    re.DOTALL,
+)
+"""sgl-project/sglang, python/sglang/srt/utils/request_logger.py."""
+_SGLANG_TEXT = re.compile(rf"(?:\A\{{?|, )'?text'?[=:] ?(?P<text>{_TEXT})(?P<cut> \.\.\. )?")
 _SAME = 3
 """So many different prompts of one longest length look cut there."""
 
 
 def is_engine_log(begin: str) -> bool:
-    """Return whether a file with this beginning is vLLM's log."""
-    return any(pattern.search(begin) for pattern in (_HEAD, _RECEIVED, _GENERATED))
+    """Return whether a file with this beginning is vLLM's log or SGLang's."""
+    return any(pattern.search(begin) for pattern in (_HEAD, _RECEIVED, _GENERATED, _SGLANG))
 
 
 class EngineLog:
@@ -49,6 +56,8 @@ class EngineLog:
 
     def __init__(self) -> None:
         self._requests: dict[str, _Request] = {}
+        self._lines: list[tuple[int, dict[str, Any]]] = []
+        """Those of SGLang's log: the request, and the request with its answer."""
         self._cut_at: int | None = None
         self._time: float | None = None
         self._last: float | None = None
@@ -62,6 +71,9 @@ class EngineLog:
             line: text of the line.
             time: time from the wrapper around the line, which has a year; None for the line's own.
         """
+        if found := _SGLANG.search(line):
+            self._lines.append((number, _read_sglang(found, time)))
+            return
         if head := _HEAD.search(line):
             self._time = _seconds(head[1])
             if self._last is not None and self._time is not None and self._time < self._last - 180 * 86400:
@@ -83,11 +95,39 @@ class EngineLog:
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield (number of the line, request) in the order in which requests were received."""
+        yield from self._lines
         texts = {each.prompt for each in self._requests.values() if each.prompt}
         longest, count = max(Counter(map(len, texts)).items(), default=(0, 0))
         limit = self._cut_at or (longest if count >= _SAME else None)
         for each in self._requests.values():
             yield each.number, each.to_row(limit)
+
+
+def _read_sglang(found: re.Match[str], time: Any) -> dict[str, Any]:
+    """Return the row that SGLang's own JSON log has for a line (`--log-requests-format json`)."""
+    asked, rest = _take_text(found["obj"])
+    row: dict[str, Any] = {"timestamp": found["time"] if time is None else time, "event": "request.received"}
+    row["rid"] = next(iter(re.findall(r"\brid='([^']*)'", rest)), None)
+    ids = re.search(rf"\binput_ids=({_IDS})(?! \.\.\.)", rest)
+    settings = {
+        key: float(value) for key, value in re.findall(r"'(max_new_tokens|temperature)': (\d{1,9}(?:\.\d+)?)\b", rest)
+    }
+    if "max_new_tokens" in settings:
+        settings["max_new_tokens"] = int(settings["max_new_tokens"])
+    row["obj"] = {"text": asked, "input_ids": list(_ids(ids and ids[1])) or None, "sampling_params": settings}
+    if found["out"] is not None:
+        said, rest = _take_text(found["out"])
+        count = re.search(r"'completion_tokens': (\d{1,9})\b", rest)
+        row |= {"event": "request.finished", "out": {"text": said, "meta_info": {}}}
+        row["out"]["meta_info"] = {"completion_tokens": int(count[1])} if count else {}
+    return row
+
+
+def _take_text(fields: str) -> tuple[str | None, str]:
+    """Return the text among a line's fields, or None without one or for a cut one, and the other fields."""
+    if (found := _SGLANG_TEXT.search(fields)) is None:
+        return None, fields
+    return None if found["cut"] else _literal(found["text"]), fields[: found.start()] + fields[found.end() :]
 
 
 def _key(request: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -29,13 +28,15 @@ from draftwise.workloads.text_lengths import (
     parse_length,
 )
 from draftwise.workloads.trace import MAX_CHARS, TraceReader, find_format
-from draftwise.workloads.workload_rows import MAX_ROWS, Faults, FileRow, from_begin, read_rows
+from draftwise.workloads.workload_rows import LOST, MAX_ROWS, OTHER_KIND, Faults, FileRow, from_begin, read_rows
 from draftwise.workloads.workload_spec import BUNDLED, WorkloadKind, WorkloadSpec, check_options, parse_spec
 
 _SYNTHETIC_PROMPTS = 128
 _SYNTHETIC_LENGTH = "512"
 _SYNTHETIC_OUTPUT = "128"
 _SOURCE = "code"
+_SHOWN = 10
+"""Lines that are named of those that are left out."""
 _EXAMPLE = f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}. {SHAPES}'
 
 
@@ -69,11 +70,13 @@ def load_workloads(
         spec = replace(spec, seed=seed)
     tokens = find_tokens(spec.tokenizer, hint=tokenizer)
     notes: list[str] = []
-    share = 1.0
+    share, left_out = 1.0, ""
     if spec.kind is WorkloadKind.SYNTHETIC:
         prompts = _make(spec, tokens, notes)
     else:
-        spec, prompts, share = _read(spec, tokens, notes, faults, takes_ids=takes_ids, keeps_times=keeps_times)
+        spec, prompts, share, left_out = _read(
+            spec, tokens, notes, faults, takes_ids=takes_ids, keeps_times=keeps_times
+        )
     prompts, population, choice = _reshape(spec, locate(prompts), tokens, notes, share)
     if max_tokens:
         prompts = tuple(replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens)) for prompt in prompts)
@@ -86,6 +89,8 @@ def load_workloads(
         prompts=prompts,
         random_tokens=spec.source == RANDOM,
         description="; ".join(notes),
+        left_out=left_out,
+        unread=bool(faults.unread),
         population=population,
         choice=choice,
     )
@@ -146,8 +151,9 @@ def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
 
 def _read(
     spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults, *, takes_ids: bool, keeps_times: bool
-) -> tuple[WorkloadSpec, tuple[Prompt, ...], float]:
-    """Return what is read, now that it is known whether it is a trace, its prompts, and which share of all they are."""
+) -> tuple[WorkloadSpec, tuple[Prompt, ...], float, str]:
+    """Return what is read, now that it is known whether it is a trace, its prompts, which share of all they are, and
+    what was left out."""
     file = _find_file(spec)
     most = max(MAX_ROWS, spec.n or 0, spec.sample or 0)
     in_order = _is_recording if keeps_times else _is_none
@@ -159,14 +165,21 @@ def _read(
         check_options(spec.kind, spec.options, faults)
     notes += [table.note] if table.note else []
     read = _read_trace if spec.kind is WorkloadKind.TRACE else partial(_read_log, takes_ids=takes_ids)
-    prompts, passed_over = read(spec, table.rows, file.name, tokens, notes, faults)
-    notes += _counts(passed_over)
+    others = len(faults.left_out.get(OTHER_KIND, ()))
+    drawn = len(table.rows) + sum(len(each) for key, each in faults.left_out.items() if key not in (OTHER_KIND, LOST))
+    whole = round(drawn / table.share) + others
+    prompts = read(spec, table.rows, file.name, tokens, notes, faults)
+    left_out = {
+        reason: _tell(reason, places, whole if reason == OTHER_KIND or table.share == 1 else drawn)
+        for reason, places in faults.left_out.items()
+    }
+    notes += left_out.values()
     if not prompts and not faults:
-        reasons = ", ".join(_counts(passed_over))
+        reasons = ", ".join(left_out.values())
         text = f"{file.name} holds no prompt" + (f" ({reasons})." if reasons else ".")
         faults.add("empty-workload", text, file.name, "" if spec.kind is WorkloadKind.TRACE else _EXAMPLE)
-    faults.raise_any()
-    return spec, prompts, len(table.rows) / max(1, table.total)
+    faults.raise_any(but_rows=bool(prompts))
+    return spec, prompts, table.share, "; ".join(left_out.values())
 
 
 def _is_none(_: Any) -> bool:
@@ -175,7 +188,7 @@ def _is_none(_: Any) -> bool:
 
 def _read_trace(
     spec: WorkloadSpec, rows: Sequence[FileRow], file: str, tokens: Tokens, notes: list[str], faults: Faults
-) -> tuple[tuple[Prompt, ...], Counter[str]]:
+) -> tuple[Prompt, ...]:
     source = find_source(spec.source or _SOURCE, tokens)
     trace = TraceReader(source, bucket=spec.bucket, seed=spec.seed, faults=faults)
     stretches = {row.where: row.stretch for row in rows}
@@ -187,7 +200,7 @@ def _read_trace(
     if spec.output is None:
         forced = "answers forced to the recorded lengths"
         notes.append(forced if spec.force is not False else "answers cut at the recorded lengths")
-    return prompts, trace.passed_over
+    return prompts
 
 
 def _read_log(
@@ -195,17 +208,23 @@ def _read_log(
     rows: Sequence[FileRow],
     file: str,
     tokens: Tokens,
-    _notes: list[str],
+    notes: list[str],
     faults: Faults,
     *,
     takes_ids: bool,
-) -> tuple[tuple[Prompt, ...], Counter[str]]:
+) -> tuple[Prompt, ...]:
     log = LogReader(turns=spec.turns, logged=spec.logged, tokens=tokens, faults=faults, takes_ids=takes_ids)
-    return log.read(rows, file), log.passed_over
+    prompts = log.read(rows, file)
+    notes += [f"{count} row{'s' * (count > 1)} {note}" for note, count in log.notes.items()]
+    return prompts
 
 
-def _counts(passed_over: Counter[str]) -> list[str]:
-    return [f"{count} row{'s' * (count > 1)} {reason}" for reason, count in passed_over.items()]
+def _tell(reason: str, places: Sequence[str], total: int) -> str:
+    if reason == LOST:
+        return f"everything from line {places[0].rpartition(':')[2].partition(' ')[0]} on is {LOST}"
+    shown = [place.rpartition(":")[2] for place in places[:_SHOWN]]
+    more = f" and {len(places) - _SHOWN:,} more" if len(places) > _SHOWN else ""
+    return f"{len(places):,} of {total:,} rows {reason}: line{'s' * (len(places) > 1)} {', '.join(shown)}{more}"
 
 
 def _is_recording(value: Any) -> bool:

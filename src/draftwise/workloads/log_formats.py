@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from draftwise.knowledge.stored import read_rows
 from draftwise.workloads.answer_streams import assemble, find_stream
 from draftwise.workloads.conversation import from_json_text, to_messages
 from draftwise.workloads.logged_spans import read_span
+from draftwise.workloads.other_apis import to_answer, to_request
 
 Line = Mapping[str, Any]
 
 _BODY_KEYS = ("messages", "prompt", "input")
-_ANSWERS = ("answer", "response", "completion", "output", "generated_text", "generation", "output_text")
+_ANSWERS = ("answer", "response", "completion", "output", "generated_text", "generation", "output_text", "outputs")
 """Columns in which files of prompts have the answer."""
 _NUMBERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "arrival_s", "output_tokens", "temperature")
-_BODIES = {"choices": list, "output": list, "usage": Mapping, "error": Mapping, "status_code": int, "role": str}
+_BODIES = {"choices": list, "output": list, "usage": Mapping, "error": Mapping, "status_code": int, "role": str,
+           "candidates": list, "generated_text": str}  # fmt: skip
 """Keys that the bodies of answers have, and what they hold there."""
 _PAGES = ("observations", "resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords")
 """Lists that hold the rows: a Langfuse trace, OTLP files."""
@@ -32,6 +35,14 @@ _LOST = {
     "__REDACTED__": "redacted",
 }
 """Marks of texts that are not what was sent: LiteLLM (litellm/constants.py), OpenInference (configuration)."""
+_PAIRS = (
+    ("custom_id", ("body", "params"), ("response", "error", "result")),
+    ("key", ("request",), ("response", "error")),
+    ("rid", ("obj",), ("obj", "out")),
+)
+"""What a request and its answer share in lines of their own, and the keys of either. SGLang repeats the request, with
+the text of its prompt, next to the answer (`out`)."""
+_PIECES = ("requestmessages", "responsemessages")
 _MEDIA = ("blob", "file", "uri", "image")
 """Types of parts that spans only refer to."""
 
@@ -49,6 +60,8 @@ class LoggedRequest:
     id: str | None = None
     time: Any = None
     output_tokens: Any = None
+    session: str | None = None
+    """Conversation that it is a turn of, if its format has a place for that."""
     conversation: bool = False
     """Whether `messages` is a whole conversation rather than one request."""
     skipped: str = ""
@@ -77,8 +90,9 @@ class LogFormat:
     id: tuple[str, ...] = ()
     time: tuple[str, ...] = ()
     output_tokens: tuple[str, ...] = ()
+    session: tuple[str, ...] = ()
     kind: str = ""
-    """Place of the kind of request."""
+    """Place of the kind of request; `a|b` means one of them."""
     kinds: tuple[str, ...] = ()
     """Words, of which a completion's kind contains one."""
     failed: tuple[str, ...] = ()
@@ -109,15 +123,18 @@ def find_logged(row: Line) -> LoggedRequest | None:
 
 
 def has_request(row: Line) -> bool:
-    """Return whether a line holds a request."""
+    """Return whether a line holds a request, or is known to lack one."""
     logged = find_logged(row)
-    return logged is not None and any(key in logged.body for key in _BODY_KEYS)
+    is_lacking = logged is not None and bool(logged.lacks) and not logged.skipped
+    return logged is not None and (is_lacking or any(key in logged.body for key in _BODY_KEYS))
 
 
 def _find(row: Line) -> LoggedRequest | None:
+    lines: dict[bool, Line | None] = {False: row}
     for each in FORMATS:
-        line = read_span(row) if each.is_span else row
-        if line is not None and (logged := _read(line, each)) is not None:
+        if each.is_span and True not in lines:
+            lines[True] = read_span(row)
+        if (line := lines[each.is_span]) is not None and (logged := _read(line, each)) is not None:
             return logged
     return _read_bare(row)
 
@@ -131,6 +148,7 @@ def open_page(value: Any, depth: int = 0) -> Iterator[Any]:
         each for each in pages if isinstance(each, Mapping) and any(isinstance(each.get(key), list) for key in keys)
     ]
     lists = [each for each in pages if isinstance(each, list) and all(isinstance(one, Mapping) for one in each)]
+    lists = [each for each in lists if not each or _is_page(each)]
     if not (lists or nested):
         yield value
     for each in (*lists, nested):
@@ -138,27 +156,89 @@ def open_page(value: Any, depth: int = 0) -> Iterator[Any]:
             yield from open_page(row, depth + 1)
 
 
-def join_batches(rows: list[Any]) -> list[Any]:
-    """Return the rows with each output line of a batch merged into its input line, and None in its place.
+def _is_page(values: list[Any]) -> bool:
+    """Whether a list holds rows of a log, not messages."""
+    return any(isinstance(each, Mapping) and not {"from", "role", "content", "kwargs"} & each.keys() for each in values)
 
-    The two files of a batch share `custom_id`.
+
+def join_requests(rows: list[Any]) -> list[Any]:
+    """Return the rows with what belongs to one request merged into its first row, and None in place of the others.
+
+    The two files of a batch share `custom_id` or `key`, the two lines of SGLang's log `rid`. API Management cuts a
+    request and its answer into numbered entries.
     """
-    asked: dict[str, int] = {}
-    for place, row in enumerate(rows):
-        if isinstance(row, Mapping) and "body" in row and row.get("custom_id") is not None:
-            asked.setdefault(str(row["custom_id"]), place)
-    joined = list(rows)
-    for place, row in enumerate(rows):
-        if isinstance(row, Mapping) and "body" not in row and ("response" in row or "error" in row):
-            of = asked.get(str(row.get("custom_id")))
-            if of is not None:
-                answer = {key: row[key] for key in ("response", "error") if key in row}
-                joined[of], joined[place] = {**joined[of], **answer}, None
+    joined = _join_entries(rows)
+    for key, asks, answers in _PAIRS:
+        asked: dict[str, int] = {}
+        pairs = [(place, row) for place, row in enumerate(joined) if isinstance(row, Mapping) and key in row]
+        for place, row in pairs:
+            if any(each in row for each in asks) and "out" not in row:
+                asked.setdefault(str(row[key]), place)
+        for place, row in pairs:
+            given = {each: row[each] for each in answers if each in row}
+            of = None if any(each in row for each in asks) and "out" not in row else asked.get(str(row[key]))
+            if given and of is not None:
+                joined[of], joined[place] = {**joined[of], **given}, None
     return joined
 
 
+def _join_entries(rows: list[Any]) -> list[Any]:
+    joined: list[Any] = list(rows)
+    groups: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not {"correlationId", "CorrelationId"} & row.keys():
+            continue
+        inner = row.get("properties")
+        whole = {**row, **inner} if isinstance(inner, Mapping) else row
+        entry = {str(key).lower(): value for key, value in whole.items()}
+        if any(key in entry for key in _PIECES) or {"sequencenumber", "completiontokens"} <= entry.keys():
+            number = str(entry.get("sequencenumber"))
+            order = int(number) if number.isdecimal() and len(number) < 9 else 0
+            groups.setdefault(str(entry["correlationid"]), []).append((order, place, entry))
+    for entries in groups.values():
+        if any(entry.get(key) for _, _, entry in entries for key in _PIECES):
+            for _, place, _ in entries:
+                joined[place] = None
+            first = min(place for _, place, _ in entries)
+            joined[first] = _merge_entries(sorted(entries, key=lambda each: each[:2]))
+    return joined
+
+
+def _merge_entries(entries: list[tuple[int, int, dict[str, Any]]]) -> dict[str, Any]:
+    """Return one entry for a whole request; without the question, or with a cut answer, if entries are missing."""
+    merged: dict[str, Any] = {}
+    lost, seen, before = set[str](), 0, dict[str, Any]()
+    for number, _, entry in entries:
+        if number > seen + 1:
+            lost.add(_PIECES[1 if merged.get(_PIECES[1]) else 0])
+        if not (number == seen > 0 and all(entry.get(key) == before.get(key) for key in _PIECES)):
+            pieces = {key: _join(merged.get(key), entry.get(key)) for key in _PIECES}
+            lost |= {key for key in _PIECES if pieces[key] is None and merged.get(key)}
+            merged = {**entry, **{key: value for key, value in merged.items() if value not in (None, "")}, **pieces}
+        seen, before = number, entry
+    return {**merged, **{key: {"cut": True} if key == _PIECES[1] else None for key in lost}}
+
+
+def _join(before: Any, after: Any) -> Any:
+    """Return two parts of a text, or of messages, of which the last may go on in the next entry; None if they are no
+    such parts."""
+    before, after = from_json_text(before), from_json_text(after)
+    if not (before and after):
+        return before or after
+    if isinstance(before, str) and isinstance(after, str):
+        return before + after
+    if not (isinstance(before, list) and isinstance(after, list)):
+        return None
+    last, first = (each if isinstance(each, Mapping) else {} for each in (before[-1], after[0]))
+    if last.get("role") == first.get("role") and all(isinstance(each.get("content"), str) for each in (last, first)):
+        return [*before[:-1], {**last, "content": last["content"] + first["content"]}, *after[1:]]
+    return before + after
+
+
 def _read(row: Line, form: LogFormat) -> LoggedRequest | None:
-    if not all(any(_at(row, place) is not None for place in group.split("|")) for group in form.known_by):
+    if any(keys.isdisjoint(row) for keys in _list_first_keys(form.known_by)) or not all(
+        any(_at(row, place) is not None for place in group.split("|")) for group in form.known_by
+    ):
         return None
     given = next((each for place in form.request if (each := _request(_at(row, place), form)) is not None), None)
     if given is None and not form.lacks:
@@ -177,19 +257,29 @@ def _read(row: Line, form: LogFormat) -> LoggedRequest | None:
         id=_text(find_first(row, form.id)),
         time=find_first(row, form.time),
         output_tokens=find_first(row, form.output_tokens),
+        session=_text(find_first(row, form.session)),
         conversation=form.conversation,
         skipped=skipped,
     )
+
+
+@cache
+def _list_first_keys(known_by: tuple[str, ...]) -> tuple[frozenset[str], ...]:
+    """Return the keys of which a row needs one, for each group of places."""
+    return tuple(frozenset(place.partition(".")[0] for place in group.split("|")) for group in known_by)
 
 
 def _request(value: Any, form: LogFormat) -> Any:
     """Return the request where a place holds one."""
     value = from_json_text(value)
     if form.conversation:
-        return [_message(each) for each in value] if isinstance(value, list) else None
+        return [_message(each) for each in value] if isinstance(value, list) and not _is_page(value) else None
     if isinstance(value, str):
         return value if form.texts and value else None
-    return value if isinstance(value, Mapping | list) and value else None
+    if isinstance(value, Mapping) and value:
+        read = to_request(value)
+        return read if not form.lacks or any(key in read for key in _BODY_KEYS) or _lost(read) else None
+    return value if isinstance(value, list) and value else None
 
 
 def _message(value: Any) -> Any:
@@ -198,8 +288,9 @@ def _message(value: Any) -> Any:
 
 
 def _skipped(row: Line, form: LogFormat, given: Any, response: Any) -> str:
-    kind = _text(_at(row, form.kind)) if form.kind else None
-    if kind and not any(word in kind for word in form.kinds):
+    kind = _text(find_first(row, tuple(form.kind.split("|")))) if form.kind else None
+    is_embedding = isinstance(response, Mapping) and "embedding" in response
+    if is_embedding or (kind and not any(word in kind for word in form.kinds)):
         return "no completion"
     places = ((place, _at(row, place)) for place in form.failed)
     if any(_says_failed(place, value) for place, value in (*places, *_statuses(response))):
@@ -223,6 +314,8 @@ def _lost(value: Any, depth: int = 0) -> str:
     if isinstance(value, Mapping):
         if "litellm_truncated" in value:
             return _LOST["litellm_truncated"]
+        if value.get("type") == "encrypted":
+            return "encrypted: decrypt the bodies with your private key first"
         if value.get("type") in _MEDIA and "image_url" not in value:
             return "with images or files that are not in the log"
     below = value.values() if isinstance(value, Mapping) else value
@@ -249,14 +342,18 @@ def _response(value: Any) -> Any:
     """Return an answer with streams put together and bodies that are kept as text read; other text as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         read = from_json_text(value)
-        value = read if not read or _is_body(read) or (isinstance(read, list) and _is_said(read)) else value
+        is_list = isinstance(read, list) and read and (_is_said(read) or _is_body(read[0]))
+        value = read if not read or _is_body(read) or is_list else value
     if (stream := find_stream(value)) is not None:
         return assemble(stream)
     if isinstance(value, list) and _is_said(value) and find_stream(value) is None:
         return value[-1]
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) and "message" in each for each in value):
+        return {"choices": value}
     if isinstance(value, Mapping) and "body" in value:
         return {**value, "body": _response(value["body"])}
-    return value
+    pieces = value if isinstance(value, list) else [value]
+    return (to_answer(pieces) if all(isinstance(each, Mapping) for each in pieces) else None) or value
 
 
 def _is_said(values: list[Any]) -> bool:
@@ -267,13 +364,15 @@ def _is_said(values: list[Any]) -> bool:
 
 def _is_body(value: Any) -> bool:
     """Whether JSON is what a server sent, and not an answer that happens to be JSON."""
-    return isinstance(value, Mapping) and any(
-        isinstance(value.get(key), kind) and (key != "role" or "content" in value) for key, kind in _BODIES.items()
+    return isinstance(value, Mapping) and (
+        any(isinstance(value.get(key), kind) and (key != "role" or "content" in value) for key, kind in _BODIES.items())
+        or to_answer([value]) is not None
     )
 
 
 def _read_bare(row: Line) -> LoggedRequest | None:
     """A request body alone, or a line of a file made for this program, which may have the answer too."""
+    row = to_request(row)
     if not any(key in row for key in _BODY_KEYS):
         return None
     if all(isinstance(value, str) for value in row.values()):

@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from draftwise.core import Origin, Prompt, RecordedAnswer
 from draftwise.workloads.conversation import Turns, as_chat, from_json_text, plain_text, split_turns, to_messages
-from draftwise.workloads.log_formats import SHAPES, Line, LoggedRequest, find_logged, join_batches
+from draftwise.workloads.log_formats import SHAPES, Line, LoggedRequest, find_logged, join_requests
 from draftwise.workloads.logged_spans import join_messages
 from draftwise.workloads.text_lengths import Tokens
 from draftwise.workloads.workload_rows import Faults, FileRow, from_begin, to_seconds
 
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxTokens")
+_NO_REQUEST = "without a request"
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Keys of a request's maximum answer length."""
 _BY_ID = "token_id:"
 """How vLLM writes a token with `return_tokens_as_token_ids`."""
@@ -51,7 +53,7 @@ def read_recorded(row: Line, logged: LoggedRequest, said: str | None) -> Recorde
         max_tokens=limit,
         route=_find_name(_ROUTES, row, body),
         tenant=_find_name(_TENANTS, row, body),
-        conversation=_find_name(_CONVERSATIONS, row, body),
+        conversation=logged.session or _find_name(_CONVERSATIONS, row, body),
         reasoned=any(map(message.get, _HIDDEN)) or bool(items & {*_REASONED}) or _reasoning_tokens(usage) > 0,
         called_tools=any(map(message.get, ("tool_calls", "function_call"))) or bool(items & {*_CALLED}),
         template_variables=_template_variables(body),
@@ -129,7 +131,7 @@ _CONVERSATIONS = (
 def _find_name(keys: Sequence[str], row: Line, body: Line) -> str | None:
     """Return the value that a gateway or an application wrote under a key, next to the request or in its metadata."""
     places = (row, _mapping(row.get("metadata")), body, _mapping(body.get("metadata")))
-    values = (place.get(key) for key in keys for place in places)
+    values = (place[key] for key in keys for place in places if key in place)
     return next((str(each) for each in values if isinstance(each, str | int) and each != ""), None)
 
 
@@ -180,7 +182,7 @@ def _to_count(value: Any) -> int | None:
 
 
 def _to_temperature(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
     return float(value) if is_number else None
 
 
@@ -220,7 +222,8 @@ class LogReader:
     ) -> None:
         self._takes_ids = takes_ids
         self._turns, self._logged, self._tokens, self._faults = turns, logged, tokens, faults
-        self.passed_over: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        """What is said about rows that are used, and how many."""
         self._bodiless: tuple[str, LoggedRequest] | None = None
 
     def read(self, rows: Sequence[FileRow], file: str, *, rebase: bool = True) -> tuple[Prompt, ...]:
@@ -228,7 +231,7 @@ class LogReader:
 
         `rebase`: whether to count arrivals from the first one.
         """
-        values = join_batches(join_messages([row.value for row in rows]))
+        values = join_requests(join_messages([row.value for row in rows]))
         joined = [replace(row, value=value) for row, value in zip(rows, values, strict=True) if value is not None]
         drafts = [draft for row in joined for draft in self._drafts_of(row)]
         if not drafts and self._bodiless is not None:
@@ -246,13 +249,14 @@ class LogReader:
         if drafts and times[0] is not None:
             prompts.sort(key=lambda prompt: prompt.arrival_s or 0)
         elif any(draft.time is not None for draft in drafts):
-            self.passed_over["without a time, so that no arrival times are kept"] += sum(
-                draft.time is None for draft in drafts
-            )
+            untimed = sum(draft.time is None for draft in drafts)
+            self.notes["without a time, so that no arrival times are kept"] += untimed
         return tuple(prompts)
 
     def _refuse_duplicates(self, drafts: Sequence[_Draft], file: str) -> None:
-        ids = Counter(draft.prompt.id for draft in drafts if draft.bare)
+        if not all(draft.bare for draft in drafts):
+            return
+        ids = Counter(draft.prompt.id for draft in drafts)
         if twice := [each for each, count in ids.items() if count > 1]:
             others = f" (and {len(twice) - 1} others)." if twice[1:] else "."
             text = f"{file} has the id {twice[0]!r} more than once" + others
@@ -262,22 +266,23 @@ class LogReader:
         try:
             return list(self._drafts(row))
         except RecursionError:
-            self._faults.add("not-json", f"{row.where} is nested too deeply.", row.where, _EXAMPLE)
+            text = f"{row.where} is nested too deeply."
+            self._faults.add("not-json", text, row.where, _EXAMPLE, reason="nested too deeply")
             return []
 
     def _drafts(self, row: FileRow) -> Iterator[_Draft]:
         logged = find_logged(row.value) if isinstance(row.value, Mapping) else None
         if logged is not None and logged.skipped:
-            self.passed_over[logged.skipped] += 1
+            self._faults.leave_out(logged.skipped, row.where)
             return
         if logged is not None and logged.lacks:
-            self.passed_over["without its request"] += 1
+            self._faults.leave_out(_NO_REQUEST, row.where, unread=True)
             self._bodiless = self._bodiless or (row.where, logged)
             return
         if faults := list(_find_faults(row.value, logged, takes_ids=self._takes_ids)):
-            for fault in faults:
+            for reason, fault in faults:
                 fix = _EXAMPLE if logged else f"{_EXAMPLE} {SHAPES}"
-                self._faults.add("bad-prompt", f"{row.where} {fault}", row.where, fix)
+                self._faults.add("bad-prompt", f"{row.where} {fault}", row.where, fix, reason=reason)
             return
         assert logged is not None
         for place, (content, said) in enumerate(self._contents(logged)):
@@ -290,7 +295,7 @@ class LogReader:
                 origin=Origin(row=0, place=0, stretch=row.stretch),
                 **content,
             )
-            yield _Draft(prompt, to_seconds(logged.time), logged.bare and not place, row.where)
+            yield _Draft(prompt, to_seconds(logged.time), logged.bare, row.where)
 
     def _contents(self, logged: LoggedRequest) -> Iterator[tuple[dict[str, Any], str | None]]:
         """Yield (text or messages, what the conversation goes on with)."""
@@ -312,7 +317,7 @@ class LogReader:
             return own or DEFAULT_MAX_TOKENS
         tokens = read_answer_tokens(logged) or self._tokens.count(answer or "")
         if not tokens:
-            self.passed_over["without a logged answer, whose own max_tokens stands"] += 1
+            self.notes["without a logged answer, whose own max_tokens stands"] += 1
         return tokens or own or DEFAULT_MAX_TOKENS
 
 
@@ -331,36 +336,42 @@ def _messages_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | Non
     return messages
 
 
-def _find_faults(value: Any, logged: LoggedRequest | None, *, takes_ids: bool) -> Iterator[str]:
-    """Yield what is wrong with a row, as a predicate whose subject is the row's place."""
+def _find_faults(value: Any, logged: LoggedRequest | None, *, takes_ids: bool) -> Iterator[tuple[str, str]]:
+    """Yield why a row is left out, and what is wrong with it, as a predicate whose subject is the row's place."""
     if not isinstance(value, Mapping):
-        yield "is not a JSON object."
+        yield _NO_REQUEST, "is not a JSON object."
         return
     body = value if logged is None else logged.body
     prompt, messages, given = body.get("prompt"), body.get("messages"), body.get("input")
     if sum(each is not None for each in (prompt, messages, given)) != 1:
-        yield "needs either a prompt or messages."
+        yield _NO_REQUEST, "needs either a prompt or messages."
     elif prompt is not None and not (_is_text(prompt) or (takes_ids and token_ids_of(prompt))):
-        yield f"has a prompt that is empty or no text{_what_is(prompt)}."
+        yield _NO_REQUEST, f"has a prompt that is empty or no text{_what_is(prompt)}."
     elif prompt is None and not _is_chat(_messages_of(body)):
-        yield """has messages that are no list of {"role": ..., "content": ...}, or are all the assistant's."""
+        what = """has messages that are no list of {"role": ..., "content": ...}, or are all the assistant's."""
+        yield _NO_REQUEST, what
     for key in LIMITS:
         limit = body.get(key)
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-            yield f"has {limit!r} as {key}, which must be a positive whole number."
+            yield f"with {key} out of range", f"has {limit!r} as {key}, which must be a positive whole number."
     if logged is None or logged.bare:
         yield from _find_slips(body)
 
 
-def _find_slips(row: Mapping[str, Any]) -> Iterator[str]:
+def _find_slips(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     time = row.get("arrival_s")
     if time is not None and (isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1e11):
-        yield f"has {time!r} as arrival_s, which must be seconds from the beginning of the recording."
+        text = f"has {time!r} as arrival_s, which must be seconds from the beginning of the recording."
+        yield "with arrival_s out of range", text
     for key in row:
-        # Operators' logs carry keys of their own; only a slip of the pen is an error.
-        near = get_close_matches(key, _KEYS, 1, cutoff=0.8) if key not in _KEYS else []
-        if near and near[0] not in row:
-            yield f"has the unknown key {key!r}; did you mean {near[0]!r}?"
+        # Operators' logs have keys of their own (MongoDB's _id, SGLang's rid); only a slip of the pen is an error.
+        if not key.startswith("_") and (near := _find_near(key)) is not None and near not in row:
+            yield f"with the unknown key {key!r}", f"has the unknown key {key!r}; did you mean {near!r}?"
+
+
+@lru_cache(1024)
+def _find_near(key: str) -> str | None:
+    return None if key in _KEYS else next(iter(get_close_matches(key, _KEYS[1:], 1, cutoff=0.8)), None)
 
 
 def _is_text(prompt: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -53,8 +54,18 @@ def read_span(row: Row) -> Row | None:
         "body": body,
         "response": response,
         "kind": _kind(tree),
+        "session": _first(tree, "gen_ai.conversation.id", "session.id", "langfuse.session.id"),
         "id": _first(row, "span_id", "spanId", "spanID", "SpanId"),
-        "time": _first(row, "startTimeUnixNano", "start_time", "startTime", "Timestamp", "timeUnixNano", "timestamp"),
+        "time": _first(
+            row,
+            "startTimeUnixNano",
+            "start_time",
+            "startTime",
+            "start_timestamp",
+            "Timestamp",
+            "timeUnixNano",
+            "timestamp",
+        ),
         "failed": _has_failed(row),
     }
 
@@ -167,6 +178,11 @@ def _first(tree: Any, *paths: str) -> Any:
 
 def _list(value: Any) -> list[Any]:
     value = from_json_text(value)
+    if isinstance(value, str) and value.startswith("[{'"):  # a data frame that pandas wrote as CSV
+        try:
+            value = _lists(_nest(ast.literal_eval(value)))
+        except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+            return []
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
@@ -278,7 +294,7 @@ def _openinference(tree: Row) -> tuple[Row | None, Any]:
     body = dict(body) if isinstance(body, Mapping) else {}
     asked = _openinference_messages(_first(tree, "llm.input_messages"))
     prompts = _list(_first(tree, "llm.prompts"))
-    given = from_json_text(_first(tree, "input.value", "mlflow.spanInputs"))
+    given = from_json_text(_first(tree, "input.value", "mlflow.spanInputs", "request_data"))
     if asked:
         body["messages"] = asked
     elif prompts and isinstance(text := _first(prompts[0], "prompt.text"), str):
@@ -297,7 +313,9 @@ def _openinference(tree: Row) -> tuple[Row | None, Any]:
         return body, {"choices": [{"message": message} for message in said]}
     choices = [_first(each, "completion.text") for each in _list(_first(tree, "llm.choices"))]
     output = (
-        choices[0] if choices else from_json_text(_first(tree, "mlflow.spanOutputs")) or _first(tree, "output.value")
+        choices[0]
+        if choices
+        else from_json_text(_first(tree, "mlflow.spanOutputs", "response_data")) or _first(tree, "output.value")
     )
     return body, output
 
@@ -314,7 +332,11 @@ def _openinference_message(value: Any) -> Iterator[Row]:
     if content is None and contents:
         texts = [each.get("text") if isinstance(each, Mapping) else None for each in contents]
         is_text = all(isinstance(text, str) for text in texts)
-        content = contents if None in texts else "".join(map(str, texts)) if is_text else None
+        parts = [each for each in contents if isinstance(each, Mapping) and each.get("text") is None]
+        if any(each.get("type") == "text" for each in parts):
+            content = None
+        else:
+            content = contents if None in texts else "".join(map(str, texts)) if is_text else None
     calls = [_first(each, "tool_call") for each in _list(value.get("tool_calls"))]
     message = {key: value[key] for key in ("role", "name", "tool_call_id") if key in value} | {"content": content}
     yield message | ({"tool_calls": [{"type": "function", **each} for each in calls if each]} if any(calls) else {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +68,6 @@ class TraceReader:
 
     def __init__(self, source: TextSource, *, bucket: tuple[int, int | None] | None, seed: int, faults: Faults) -> None:
         self._source, self._bucket, self._seed, self._faults = source, bucket, seed, faults
-        self.passed_over: Counter[str] = Counter()
         self.notes: list[str] = []
 
     def read(self, rows: Sequence[FileRow], file: str, *, most: int | None = None) -> tuple[Prompt, ...]:
@@ -86,11 +84,11 @@ class TraceReader:
 
     def _is_wanted(self, request: _Request) -> bool:
         if not request.output or not request.prompt:
-            self.passed_over["without tokens (failed)"] += 1
+            self._faults.leave_out("without tokens (failed)", request.where)
             return False
         low, high = self._bucket or (0, None)
         if request.prompt < low or (high is not None and request.prompt >= high):
-            self.passed_over["with prompts of other lengths"] += 1
+            self._faults.leave_out("with prompts of other lengths", request.where)
             return False
         return True
 
@@ -107,7 +105,7 @@ class TraceReader:
         if faults or time is None:
             fix = f"A row of this trace has {', '.join(_names(kind))}."
             for fault in faults:
-                self._faults.add("bad-row", f"{row.where} {fault}", row.where, fix)
+                self._faults.add("bad-row", f"{row.where} {fault}", row.where, fix, reason="without a time or lengths")
             return None
         return _Request(row.where, time, lengths[0], lengths[1], tuple(blocks))
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
 import gzip
 import json
+import lzma
 import math
 import random
 import re
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.resources.abc import Traversable
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader, BytesIO, TextIOWrapper
 from itertools import chain, islice
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from draftwise.core import Finding, InvalidSetup, cause_of
 from draftwise.knowledge.messages import refusal
@@ -32,8 +37,33 @@ _LONGEST_FIELD = 1 << 27
 _GAP = re.compile(r"[,\s]*")
 _JSON_FIX = "One JSON object a line, or one JSON array of objects."
 _CSV_FIX = 'Quote each text that contains a comma, a quote or a line end ("a, b"), and double the quotes in it.'
+_BAD_CELLS = "with cells that do not match the header"
 _PEEKED = 1 << 16
-_GZIP = b"\x1f\x8b"
+_T = TypeVar("_T")
+
+
+def _from_utf16(raw: IO[bytes]) -> BufferedReader:
+    """Return the text in UTF-8. What is no UTF-16 leaves a byte that UTF-8 lacks, so its line is damaged."""
+    return BufferedReader(BytesIO(raw.read().decode("utf-16", _BROKEN).encode(errors="surrogateescape")))
+
+
+_BROKEN = "draftwise-broken-utf-16"
+codecs.register_error(_BROKEN, lambda error: ("\udcff", getattr(error, "end", 0)))
+
+
+_PACKED: tuple[tuple[bytes, Callable[..., Any]], ...] = (
+    (b"\x1f\x8b", gzip.open),
+    (b"BZh", bz2.open),
+    (b"\xfd7zXZ", lzma.open),
+    (codecs.BOM_UTF16_LE, _from_utf16),
+    (codecs.BOM_UTF16_BE, _from_utf16),
+)
+"""Beginnings of packed files and of texts in UTF-16, and what makes plain bytes of them."""
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""Errors of packed files that are damaged or cut."""
+LOST = "lost, because the packed file is damaged"
+OTHER_KIND = "of another kind"
+"""Reasons that count in the whole file, also where a sample is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +82,10 @@ class TextTable:
     """The kept rows, in the order of the file."""
 
     rows: tuple[FileRow, ...]
-    total: int
-    """Number of rows in the file."""
     note: str = ""
     """What was left out, in words; empty for the whole file."""
+    share: float = 1.0
+    """Of the file's rows that were looked at."""
 
 
 def read_rows(
@@ -79,29 +109,47 @@ def read_rows(
     """
     try:
         with open_plain(file) as stream:
-            rows = _rows_of(stream, file.name, faults)
+            rows = _until_damage(_rows_of(stream, file.name, faults), file.name, faults)
             if only_first:
-                first = _parse_all(list(islice(rows, most)))
-                return TextTable(rows=first, total=len(first) + sum(1 for _ in rows))
-            kept = _keep(rows, most, seed, in_order)
+                first = list(islice(rows, most))
+                share = len(first) / max(1, len(first) + sum(1 for _ in rows))
+                return TextTable(rows=_parse_all(first), share=share)
+            kept = _keep(rows, most, seed, in_order, faults)
         if isinstance(kept, TextTable):
             return kept
+        faults.clear()
         with open_plain(file) as stream:
-            return _keep_stretches(_rows_of(stream, file.name, faults), kept, most, seed)
-    except (OSError, EOFError, csv.Error) as error:
+            rows = _until_damage(_rows_of(stream, file.name, faults), file.name, faults)
+            return _keep_stretches(rows, kept, most, seed)
+    except (OSError, csv.Error) as error:
         raise refusal("unreadable", file=file, cause=cause_of(error)) from None
+
+
+def _until_damage(rows: Iterator[_T], name: str, faults: Faults) -> Iterator[_T]:
+    """Yield the rows, or the lines, in front of the place where a packed file is damaged or cut."""
+    number = 0
+    try:
+        for row in rows:
+            number = row.number if isinstance(row, _Raw) else number + 1
+            yield row
+    except DAMAGED as error:
+        text, where = f"{name} cannot be read ({cause_of(error)}).", f"{name}:{number + 1} to the end"
+        faults.add("unreadable", text, where, reason=LOST)
 
 
 @contextmanager
 def open_plain(file: Traversable) -> Iterator[BufferedReader]:
-    """Open a file for reading bytes; unpacks it if its name ends in `.gz` or it starts like a gzip file.
+    """Open a file for reading bytes in UTF-8; unpacks gzip, bzip2 and xz, and reads UTF-16.
 
     Raises:
-        OSError, EOFError: it cannot be read, when it is opened or later.
+        OSError, or one of DAMAGED: it cannot be read, when it is opened or later.
     """
     with file.open("rb") as raw:
-        is_packed = file.name.endswith(".gz") or cast(BufferedReader, raw).peek(len(_GZIP)).startswith(_GZIP)
-        yield cast(BufferedReader, gzip.GzipFile(fileobj=raw) if is_packed else raw)
+        begin = cast(BufferedReader, raw).peek(_PEEKED)
+        open_packed = next((each for mark, each in _PACKED if begin.startswith(mark)), None)
+        if open_packed is None and file.name.endswith(".gz"):
+            open_packed = gzip.open
+        yield cast(BufferedReader, open_packed(raw) if open_packed else raw)
 
 
 def read_objects(stream: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -126,6 +174,7 @@ class _Raw:
 
     number: int
     parse: Callable[[], FileRow | None]
+    """None, and a fault, for a row that is damaged."""
 
 
 _STRETCHES = 20
@@ -145,18 +194,21 @@ def _keep_stretches(rows: Iterator[_Raw], total: int, most: int, seed: int) -> T
         kept = list(islice(rows, size))
         place = begin + len(kept)
         parsed += [replace(row, stretch=number) for row in _parse_all(kept)]
+    deque(rows, 0)
     note = f"{_STRETCHES} stretches of {size} rows each of {total}, drawn with seed {seed}"
-    return TextTable(rows=tuple(parsed), total=total, note=note)
+    return TextTable(rows=tuple(parsed), share=_STRETCHES * size / total, note=note)
 
 
-def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool]) -> TextTable | int:
+def _keep(
+    rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool], faults: Faults
+) -> TextTable | int:
     """Return the rows to keep; of a recording that is longer, how many rows it has."""
     kept = list(islice(rows, most))
     extra = next(rows, None)
     if extra is None:
-        return TextTable(rows=_parse_all(kept), total=len(kept))
-    first = kept[0].parse()
-    kept[0] = _Raw(kept[0].number, lambda: first)
+        return TextTable(rows=_parse_all(kept))
+    with faults.ignored():
+        first = next((row for raw in kept[:LOOKED_AT] if (row := raw.parse()) is not None), None)
     if first is not None and in_order(first.value):
         return most + 1 + sum(1 for _ in rows)
     rng = random.Random(seed)
@@ -168,7 +220,8 @@ def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], 
             kept[place] = extra
         extra = next(rows, None)
     kept.sort(key=lambda raw: raw.number)
-    return TextTable(rows=_parse_all(kept), total=total, note=f"{most} of {total} rows, drawn with seed {seed}")
+    note = f"{most} of {total} rows, drawn with seed {seed}"
+    return TextTable(rows=_parse_all(kept), share=most / total, note=note)
 
 
 def _parse_all(kept: list[_Raw]) -> tuple[FileRow, ...]:
@@ -178,34 +231,42 @@ def _parse_all(kept: list[_Raw]) -> tuple[FileRow, ...]:
 def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw]:
     begin = stream.peek(_PEEKED).removeprefix(codecs.BOM_UTF8).lstrip()
     if (kind := next((each for mark, each in _BINARY if begin.startswith(mark)), None)) is not None:
-        fix = "Convert it to JSON lines in UTF-8, as they are or packed with gzip."
+        fix = "Convert it to JSON lines in UTF-8, as they are or packed with gzip, bzip2 or xz."
         faults.add("unreadable", f"{name} is {kind}, which draftwise does not read.", name, fix)
-    elif name.removesuffix(".gz").endswith((".csv", ".tsv")):
+    elif re.search(r"\.[ct]sv(\.(gz|bz2|xz))?\Z", name):
         header = begin.partition(b"\n")[0].decode(errors="replace")
         yield from _csv_rows(stream, name, faults, "," if "," in header else max(",;\t", key=header.count))
     elif _ARRAY.match(begin) or (begin[:1] == b"{" and _SPREAD.match(begin)):
         reader = codecs.getreader("utf-8-sig")(stream, "replace")
-        rows = _pages(_array_rows(reader, name, faults, bare=begin[:1] == b"{"))
+        rows = _pages(_array_rows(reader, name, faults, bare=begin[:1] == b"{"), faults)
         first = list(islice(rows, LOOKED_AT))
         rows = chain(first, rows)
-        is_log = find_wrapper(list(_open_rows(first))) is not None
-        yield from _log_rows(_open_rows(rows), name) if is_log else rows
+        with faults.ignored():
+            is_log = find_wrapper(list(_open_rows(first))) is not None
+        yield from _log_rows(_open_rows(rows), name, faults) if is_log else rows
     else:
-        lines = list(islice(stream, LOOKED_AT))
+        whole = _until_damage(stream, name, faults)
+        lines = list(islice(whole, LOOKED_AT))
         is_log = find_wrapper(list(_log_lines(lines, name))) is not None or (begin[:1] != b"{" and _is_text_log(begin))
-        whole = chain(lines, stream)
-        yield from _log_rows(_log_lines(whole, name), name) if is_log else _pages(_line_rows(whole, name, faults))
+        whole = chain(lines, whole)
+        rows = _log_rows(_log_lines(whole, name), name, faults) if is_log else _line_rows(whole, name, faults)
+        yield from rows if is_log else _pages(rows, faults)
 
 
-def _log_rows(lines: Iterator[LogLine], name: str) -> Iterator[_Raw]:
+def _log_rows(lines: Iterator[LogLine], name: str, faults: Faults) -> Iterator[_Raw]:
     """Yield the requests in the lines of a log, where other lines may stand between them."""
     log = EngineLog()
     for line in unwrap(lines):
         if isinstance(line.value, str):
+            if line.value.lstrip().startswith('{"'):
+                raw = line.value.encode(errors="replace")
+                yield _Raw(line.number, partial(_parse_line, raw, line.where, faults))
             log.add(line.number, line.value, to_seconds(line.time))
         elif (logged := find_logged(line.value)) is not None and (logged.skipped or has_request(line.value)):
             time = {"timestamp": line.time} if logged.time is None and line.time is not None else {}
             yield _parsed(line.number, line.where, {**line.value, **time})
+        else:
+            faults.leave_out(OTHER_KIND, line.where)
     yield from (_parsed(number, f"{name}:{number}", row) for number, row in log.rows())
 
 
@@ -229,12 +290,8 @@ def _is_text_log(begin: bytes) -> bool:
 _BINARY = (
     (b"PAR1", "a Parquet file"),
     (b"\x28\xb5\x2f\xfd", "packed with zstd"),
-    (b"\xfd7zXZ", "packed with xz"),
-    (b"BZh", "packed with bzip2"),
     (b"PK\x03\x04", "a ZIP archive"),
     (b"SQLite format 3", "a SQLite database"),
-    (b"\xff\xfe", "a text in UTF-16"),
-    (b"\xfe\xff", "a text in UTF-16"),
     (b"Obj\x01", "an Avro file"),
     (b"ARROW1", "an Arrow file"),
 )
@@ -243,14 +300,15 @@ _SPREAD = re.compile(rb'\{[ \t]*\r?\n\s*(?:"|\})')
 """An object over several lines, as APIs, `jq` and console exporters write them."""
 
 
-def _pages(rows: Iterator[_Raw]) -> Iterator[_Raw]:
+def _pages(rows: Iterator[_Raw], faults: Faults) -> Iterator[_Raw]:
     """Yield the rows in the pages of a file whose first row is one; the rows of any other file as they are."""
     first = next(rows, None)
     if first is None:
         return
-    page = first.parse()
+    with faults.ignored():
+        page = first.parse()
     if page is None or _is_row(page.value):
-        yield _Raw(first.number, lambda: page)
+        yield first
         yield from rows
         return
     number = 0
@@ -275,12 +333,18 @@ def _parse_line(line: bytes, where: str, faults: Faults) -> FileRow | None:
     try:
         return FileRow(where=where, value=json.loads(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
-        faults.add("not-utf8", f"{where} is not UTF-8 ({error.reason}).", where, "Save the file as UTF-8.")
-    except json.JSONDecodeError as error:
-        faults.add("not-json", f"{where} is not valid JSON ({error.msg}).", where, _JSON_FIX)
-    except RecursionError:
-        faults.add("not-json", f"{where} is nested too deeply.", where, _JSON_FIX)
+        fix = "Save the file as UTF-8."
+        faults.add("not-utf8", f"{where} is not UTF-8 ({error.reason}).", where, fix, reason="not in UTF-8")
+    except (ValueError, RecursionError) as error:
+        _add_broken(faults, where, error)
     return None
+
+
+def _add_broken(faults: Faults, where: str, error: ValueError | RecursionError) -> None:
+    """Add the fault of a row that is no JSON."""
+    cause = str(getattr(error, "msg", error)).partition(";")[0]
+    what = "is nested too deeply" if isinstance(error, RecursionError) else f"is not valid JSON ({cause})"
+    faults.add("not-json", f"{where} {what}.", where, _JSON_FIX, reason="damaged, no valid JSON")
 
 
 def _csv_rows(stream: IO[bytes], name: str, faults: Faults, delimiter: str = ",") -> Iterator[_Raw]:
@@ -288,22 +352,42 @@ def _csv_rows(stream: IO[bytes], name: str, faults: Faults, delimiter: str = ","
     text = TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
     reader = csv.reader(text, strict=True, delimiter=delimiter)
     columns: list[str] | None = None
-    for cells in reader:
-        if not cells:
+    end = 0
+    for cells in _read_cells(reader):
+        begin, end = end + 1, reader.line_num
+        if cells == []:
             continue
         if columns is None:
+            if isinstance(cells, csv.Error):
+                raise cells
             columns = cells
             if twice := [each for each in columns if columns.count(each) > 1]:
                 message = f"{name} has the column {twice[0]!r} more than once."
                 faults.add("bad-cells", message, name, "Give every column a name of its own.")
                 return
             continue
-        where = f"{name}:{reader.line_num}"
-        if len(cells) == len(columns):
-            yield _parsed(reader.line_num, where, dict(zip(columns, cells, strict=True)))
+        if isinstance(cells, list) and len(cells) == len(columns):
+            yield _parsed(end, f"{name}:{end}", dict(zip(columns, cells, strict=True)))
         else:
-            message = f"{where} has {len(cells)} cells where the header has {len(columns)}."
-            faults.add("bad-cells", message, where, _CSV_FIX)
+            what = f"has a quote out of place ({cells})"
+            if isinstance(cells, list):
+                what = f"has {len(cells)} cells where the header has {len(columns)}"
+            where = f"{name}:{begin}" + (f"-{end}" if end > begin and isinstance(cells, list) else "")
+            message = f"{where} {what}."
+            add = partial(faults.add, "bad-cells", message, where, _CSV_FIX, reason=_BAD_CELLS)
+            yield _Raw(begin, add)
+            for number in range(begin + 1, 0 if isinstance(cells, list) else end + 1):  # what an open quote holds
+                yield _Raw(number, partial(faults.leave_out, _BAD_CELLS, f"{name}:{number}", unread=True))
+
+
+def _read_cells(reader: Iterator[list[str]]) -> Iterator[list[str] | csv.Error]:
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield error
 
 
 def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults, *, bare: bool = False) -> Iterator[_Raw]:
@@ -311,16 +395,14 @@ def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults, *, bare:
     decoder = json.JSONDecoder()
     text, number, line, size = reader.read(_CHUNK), 0, 1, _CHUNK
     begin = text.index("{") if bare else text.index("[") + 1
+    indent = re.match(r"\s*(\n[ \t]*\{)", text[begin:])
+    next_one, last = indent[1] if indent else "\n{", 0
     while True:
         gap = cast(re.Match[str], _GAP.match(text, begin)).end()
         line, begin = line + text.count("\n", 0 if number == 0 else begin, gap), gap
         try:
             value, end = decoder.raw_decode(text, begin)
-        except RecursionError:
-            where = f"{name}:{line}"
-            faults.add("not-json", f"{where} is nested too deeply.", where, _JSON_FIX)
-            return
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if text.startswith("]", begin) and not bare:
                 return
             if more := reader.read(size):
@@ -328,12 +410,17 @@ def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults, *, bare:
                 continue
             if bare and begin == len(text):
                 return
-            where = f"{name}:{line}"
-            faults.add("not-json", f"{where} is not valid JSON ({error.msg}).", where, _JSON_FIX)
-            return
+            number += 1
+            after = text.find(next_one, begin) + 1
+            where = f"{name}:{line}" + ("" if after else " to the end")
+            yield _Raw(number, partial(_add_broken, faults, where, error))
+            if not after:
+                return
+            line, begin = line + text.count("\n", begin, after), text.index("{", after)
+            continue
         number += 1
-        yield _parsed(number, f"{name}:{line}", value)
-        line, begin = line + text.count("\n", begin, end), end
+        yield _parsed(number, f"{name}:{line}" + (f"#{number}" if line == last else ""), value)
+        last, line, begin = line, line + text.count("\n", begin, end), end
 
 
 def _parsed(number: int, where: str, value: Any) -> _Raw:
@@ -368,7 +455,7 @@ def to_seconds(value: Any, per_s: float = 1.0) -> float | None:
 
 def _from_iso(value: Any) -> float | None:
     try:
-        return to_seconds(datetime.fromisoformat(value.strip()))
+        return to_seconds(datetime.fromisoformat(value.strip().replace(" UTC", "+00:00")))
     except (AttributeError, ValueError, OverflowError):
         return None
 
@@ -390,11 +477,42 @@ class Faults:
     """The faults found so far; keeps the first ones and counts the rest."""
 
     def __init__(self) -> None:
+        self.left_out: dict[str, list[str]] = {}
+        """Places of the rows that are left out, by reason: words that follow "3 rows"."""
+        self.unread: set[str] = set()
+        """Those of the reasons that are no part of any log."""
         self._findings: list[Finding] = []
         self._more = 0
+        self._is_of_rows = True
+        self._is_ignoring = False
 
-    def add(self, code: str, message: str, where: str, fix: str = "") -> None:
-        """Add a fault."""
+    def clear(self) -> None:
+        """Forget all faults, before the file is read again."""
+        vars(self).update(vars(Faults()))
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Ignore faults for as long as rows are only looked at; whether they are kept is not yet known."""
+        self._is_ignoring = True
+        yield
+        self._is_ignoring = False
+
+    def leave_out(self, reason: str, where: str, *, unread: bool = False) -> None:
+        """Count a row that is left out."""
+        if self._is_ignoring:
+            return
+        self.unread |= {reason} if unread else set()
+        places = self.left_out.setdefault(reason, [])
+        if where not in places[-1:]:
+            places.append(where)
+
+    def add(self, code: str, message: str, where: str, fix: str = "", *, reason: str = "") -> None:
+        """Add a fault. `reason`: why its row is left out if others can be read; empty if they are of no use either."""
+        if self._is_ignoring:
+            return
+        if reason:
+            self.leave_out(reason, where, unread=True)
+        self._is_of_rows &= bool(reason)
         if len(self._findings) < _SHOWN:
             finding = Finding.error(code, message, where=where, fix=fix)
             self._findings.append(finding)
@@ -404,12 +522,14 @@ class Faults:
     def __bool__(self) -> bool:
         return bool(self._findings)
 
-    def raise_any(self) -> None:
-        """Raise if there are faults.
+    def raise_any(self, *, but_rows: bool = False) -> None:
+        """Raise if there are faults. `but_rows`: not if all are of rows that are left out.
 
         Raises:
             InvalidSetup: with the first thirty faults, and the number of the others.
         """
+        if but_rows and self._is_of_rows:
+            return
         if self._more:
             where = self._findings[-1].where.rpartition(":")[0]
             more = Finding.error("more-faults", f"{where} has {self._more} more faults like these.", where=where)

@@ -38,6 +38,8 @@ class Wrapper:
     text: tuple[str, ...] = ()
     """Places of the inner line; the first one found counts."""
     time: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
+    """Places of the pod or service that wrote a line."""
     stream: tuple[str, ...] = ()
     """Places whose values the pieces of one line share."""
     goes_on: tuple[str, ...] = ()
@@ -114,19 +116,20 @@ def _open(line: LogLine, wrapper: Wrapper) -> tuple[str, Any, Any, str, bool] | 
         if found is None:
             return None
         row = found.groupdict()
-        text, time, stream = row["text"], row.get("time"), row.get("stream")
+        text, time, stream, server = row["text"], row.get("time"), row.get("stream"), row.get("source")
     else:
         row = line.value
         if not isinstance(row, Mapping) or not all(_has(row, place) for place in wrapper.known_by):
             return None
-        text, time, stream = (find_first(row, places) for places in (wrapper.text, wrapper.time, wrapper.stream))
+        places = (wrapper.text, wrapper.time, wrapper.stream, wrapper.server)
+        text, time, stream, server = (find_first(row, each) for each in places)
         if isinstance(text, Mapping | list):
             text = json.dumps(text)
         if not isinstance(text, str) or is_message(row) or has_request(row):
             return None
     is_full = bool(wrapper.full) and not text.endswith("\n") and len(text.encode(errors="replace")) >= wrapper.full - 4
     goes_on = is_full or (_says(row, wrapper.goes_on) and not _says(row, wrapper.ends))
-    return text, time, stream, row.get("source") or "" if wrapper.prefix else "", goes_on
+    return text, time, stream, str(server or ""), goes_on
 
 
 @cache

@@ -13,6 +13,7 @@ from draftwise.knowledge.vllm import get_release
 UNKNOWN = {"id": "1", "target": "nobody/knows", "spec": None, "env": {}, "line": ["nobody/knows"]}
 TAKEN = {"accepted": True, "resolved": {"method": None}}
 REFUSED = {"accepted": False, "stage": "engine config", "exception": "ValueError", "message": "too long"}
+NO_EXPERTS = {**REFUSED, "message": "Number of experts in the model must be greater than 0 when ..."}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ REFUSED = {"accepted": False, "stage": "engine config", "exception": "ValueError
         (REFUSED, TAKEN, 1),
         (REFUSED, {**REFUSED, "message": "another"}, 1),
         (REFUSED, REFUSED, 0),
+        (NO_EXPERTS, NO_EXPERTS, 1),
+        ({"accepted": True, "resolved": {"method": "eagle3"}}, TAKEN, 1),
     ],
 )
 def test_not_judged_agrees_only_where_the_answer_depends_on_the_model(

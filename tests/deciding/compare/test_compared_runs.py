@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run, workload
+from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
-from draftwise.core import Interval, InvalidSetup, Run, Verdict
+from draftwise.core import Arm, Estimate, Interval, InvalidSetup, Run, Verdict
 from draftwise.deciding.compare import PairSide, RunPair, compare_sides, read_side
 from draftwise.deciding.compare.run_pair import VerdictOutcome, divide_ratios, judge_verdicts, make_results
 from draftwise.deciding.conclusions import conclude_run
 from draftwise.reporting.compared_runs import describe_comparison, list_notes, to_markdown
+from draftwise.reporting.conditions import describe_unmeasured
 from draftwise.verbs.compare import CompareResult
 
 SAMPLES = Path(__file__).parents[1] / "interchange" / "samples"
@@ -25,7 +26,7 @@ def context(version: str = "1", **others: Any) -> dict[str, Any]:
 
 def side(run: Run, source: str = "run") -> PairSide:
     found = conclude_run(run)
-    return PairSide(results=make_results(found, source), decision=found.decision)
+    return PairSide(results=make_results(found, source), decision=found.decision, is_finished=not run.seconds_short)
 
 
 def measured(gain: float = 1.5, plain: Truth | None = None, seed: int = 0, **others: Any) -> PairSide:
@@ -96,6 +97,7 @@ class TestLikeForLike:
         assert {each.kind for each in compared.unasked} == {kind}
         assert compared.is_still_true is None
         assert describe_comparison(compared).startswith(f"NOT LIKE FOR LIKE: the two also differ in {kind}")
+        assert describe_comparison(compared).endswith(f"pass --changed version --changed {kind}.")
 
     @pytest.mark.parametrize(("one", "other"), [(12, 30), (30, 12), (30, 30)])
     def test_how_many_prompts_the_time_had_room_for_is_no_difference(self, one: int, other: int) -> None:
@@ -139,6 +141,46 @@ def test_loads_that_only_one_has_are_named() -> None:
     compared = compare(measured(conditions=closed(1, 4)), measured(conditions=closed(1)))
     assert len(compared.cells) == 2
     assert sorted(line.split(":")[0] for line in compared.left_out) == ["code · c=4 · ngram k=3", "code · c=4 · plain"]
+
+
+def test_a_candidate_that_only_one_run_has_differs_in_nothing() -> None:
+    fast = replace(arm(5), name="fast")
+    arms = [Arm(name="plain"), arm(3)]
+    servers = dict.fromkeys(("plain", "ngram k=3", "fast"), CONTEXT["servers"]["plain"])
+    both, one, other = (
+        side(make_run({each.name: gains(1.5) for each in chosen[1:]}, arms=chosen, context={**CONTEXT, "servers": {
+            each.name: servers[each.name] for each in chosen}}))
+        for chosen in ([*arms, fast], arms, [arms[0], fast])
+    )  # fmt: skip
+    grown, shrunk = compare(one, both), compare(both, one)
+    assert grown.is_still_true is True
+    assert all(any("fast: only in" in each for each in pair.left_out) for pair in (grown, shrunk))
+    assert (shrunk.is_still_true, CompareResult.of(shrunk).exit_code) == (None, 1)
+    assert "still true: fast was not measured again. So far: 1 still true." in describe_comparison(shrunk)
+    renamed = compare(one, other)
+    assert (renamed.is_still_true, CompareResult.of(renamed).exit_code) == (None, 1)
+    assert "under one name (ngram k=3 before, fast after)" in describe_comparison(renamed)
+
+
+def test_pooled_rows_of_other_workloads_are_not_compared() -> None:
+    sides = [measured(workloads=(workload("shared"), workload(name))) for name in ("one", "other")]
+    assert [each.workload for each in compare(*sides).verdicts] == ["shared"]
+    assert [each.workload for each in compare(sides[0], sides[0]).verdicts] == ["shared", "one", "all"]
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_of_a_run_that_was_stopped_nothing_is_still_true(stopped: int) -> None:
+    run = make_run({"ngram k=3": gains(1.5)}, context=context())
+    cut = replace(run, estimates=(Estimate(at_s=9.0, done=4, ahead=90, left_s=60.0),))
+    sides = [side(cut if place == stopped else run, f"run{place}") for place in (0, 1)]
+    compared = compare(*sides)
+    assert compared.is_still_true is None
+    assert any(f"run{stopped}: stopped before its end" in each for each in list_notes(compared))
+    assert f"still true: run{stopped} stopped early. So far: 1 still true." in describe_comparison(compared)
+    assert CompareResult.of(compared).exit_code == 1
+    assert any("stopped 60 s before its end" in each for each in describe_unmeasured(sides[stopped].decision))
+    whole = replace(cut, estimates=(*cut.estimates, Estimate(at_s=70.0, done=94, ahead=0, left_s=0.0)))
+    assert compare(side(whole), side(run)).is_still_true is True
 
 
 def test_nothing_in_common_is_an_error() -> None:

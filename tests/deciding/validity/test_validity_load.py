@@ -59,7 +59,7 @@ def without_counters(window: TurnRecord) -> TurnRecord:
 
 
 def queueing(folder: Path, *, plain: int | None, candidate: int | None, num_prompts: int = 16) -> Run:
-    """Return a run with eight streams, on servers with so many places."""
+    """Return a run with eight streams, on servers with a number of slots."""
     return run_of(
         folder / "run",
         replace(QUICKER, max_running=candidate),

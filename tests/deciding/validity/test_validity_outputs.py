@@ -150,6 +150,20 @@ def test_rounding_does_not_move_most_outputs_as_far_as_it_reaches(tmp_path: Path
     far, near = (tuple(replace(each, gap=gap) for each in run.divergences) for gap in (0.8, 0.5))
     assert graded(replace(run, divergences=far))["outputs-differ"] is Severity.ERROR
     assert graded(replace(run, divergences=near)) == {"numeric-ties": Severity.INFO}
+    # It leaves many outputs as they are: what counts is how far those lie apart that differ.
+    same = {each.prompt_id for each in run.divergences[4:]}
+    plain = {each.prompt_id: each for each in run.answers if each.arm == "plain"}
+    few = replace(
+        run,
+        divergences=far[:4],
+        answers=tuple(
+            replace(each, text=plain[each.prompt_id].text, token_ids=plain[each.prompt_id].token_ids)
+            if each.arm != "plain" and each.prompt_id in same
+            else each
+            for each in run.answers
+        ),
+    )
+    assert graded(few)["outputs-differ"] is Severity.ERROR
 
 
 def lengthened(run: Run, tokens: Callable[[int], int]) -> Run:

@@ -258,6 +258,145 @@ def test_a_setup_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "serves meta-llama" in refused.output
 
 
+POPEN = 'import os, queue, subprocess, sys\ndef up(model, port=1):\n    subprocess.Popen(["vllm", "serve", model])\n'
+REPEATED = {
+    "for.py": ('for m in ("A", "B"):\n    subprocess.Popen(["vllm", "serve", m])\n', 2),
+    "enumerate.py": ('for n, m in enumerate(NAMES):\n    cmd = ["vllm", "serve", m]\n    run(cmd)\n', 2),
+    "keys.py": ('for name in SERVERS:\n    run(["vllm", "serve", SERVERS[name]["model"]])\n', 2),
+    "queue.py": ('while True:\n    run(["vllm", "serve", waiting.get()])\n', 2),
+    "list.py": ('all = [run(["vllm", "serve", m]) for m in NAMES]\n', 1),
+    "engine.py": ("from vllm import LLM\nfor m in NAMES:\n    LLM(model=m, max_model_len=8192)\n", 3),
+    "twice.py": (f'{POPEN}up("A")\nup("B")\n', 3),
+    "mapped.py": (f"{POPEN}list(pool.map(up, NAMES))\n", 3),
+    "looped.py": (f"{POPEN}for m in NAMES:\n    up(m)\n", 3),
+    "here.sh": ('while read -r M; do\n  vllm serve "$M" &\ndone <<EOF\nA\nB\nEOF\n', 2),
+    "file.sh": ('while read -r M P; do\n  vllm serve "$M" --port "$P" &\ndone < models.txt\n', 2),
+    "array.sh": ('M=(A B)\nfor ((i=0;i<${#M[@]};i++)); do\n  vllm serve "${M[$i]}" &\ndone\n', 3),
+    "restart.sh": ('while true; do MODEL=$(cat current); vllm serve "$MODEL"; done\n', 1),
+    "echo.sh": ('while read -r M; do\n  echo done\n  vllm serve "$(cat "$M")"\ndone\n', 3),
+    "known.sh": (f"for m in {MODEL} Qwen/Qwen3-8B; do\n  vllm serve $m &\ndone\n", 2),
+    "docker.yml": (f"- docker_container: {{image: '{IMAGE}', command: '--model {{{{item.m}}}}'}}\n  loop: [A]\n", 1),
+    "tasks.yml": ("- ansible.builtin.command: vllm serve {{ item.model }}\n  loop: [{model: A}, {model: B}]\n", 1),
+}
+ONCE = {
+    "environ.py": 'while True:\n    run(["vllm", "serve", os.environ["MODEL"]])\n',
+    "ports.py": 'for port in (1, 2):\n    run(["vllm", "serve", args.model, "--port", str(port)])\n',
+    "one.py": f"{POPEN}up(sys.argv[1])\n",
+    "again.sh": 'while true; do\n  vllm serve "$MODEL"\ndone\n',
+    "behind.sh": 'for f in *.txt; do\n  cat "$f"\ndone\nvllm serve "$(cat model)"\n',
+    "told.sh": 'echo "Please do set HF_TOKEN"\nM=$(cat model.txt)\nvllm serve "$M"\n',
+    "quoted.sh": 'echo "First; do set HF_TOKEN"\nvllm serve "$(cat model)"\n',
+    "over.sh": 'for f in *.txt; do cat "$f"; done; vllm serve "$(cat model)"\n',
+    "command.yml": "- ansible.builtin.command: vllm serve {{ model }}\n- debug: {msg: x}\n  loop: [1, 2]\n",
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_command_for_several_models_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+    (text, line), file = REPEATED[name], tmp_path / name
+    file.write_text(text)
+    shown = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
+    assert shown.exit_code in (1, 2)
+    assert f"One command, at {file}:{line}" in shown.output.replace("\n", " "), shown.output
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_command_whose_model_stays_open_is_edited(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(ONCE[name])
+    shown = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file)
+    assert shown.exit_code == 0, shown.output
+    assert "ngram" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.sh", f"vllm serve {MODEL} --served-model-name \u201cllama\u201d\n", "a.sh:1 has typographic quotes"),
+        ("a.sh", f"vllm serve {MODEL} --served-model-name llama\u2019\n", "a.sh:1 has typographic quotes"),
+        ("a.sh", f"vllm serve {MODEL} --hf-overrides '{{ \u201ca\u201d : 1}}'\n", "a.sh:1 has typographic quotes"),
+        ("a.yaml", f"image: {IMAGE}\nargs: [\u201c--model\u201d, {MODEL}]\n", "typographic quotes in"),
+    ],
+)
+def test_typographic_quotes_are_named_with_their_line(name: str, text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(text if name == "a.sh" else f"services:\n  a:\n    image: {IMAGE}\n    {text.splitlines()[1]}\n"
+                    .replace("args", "command"))  # fmt: skip
+    shown = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
+    assert said in shown.output
+    assert "Type straight quotes" in shown.output
+
+
+@pytest.mark.parametrize("name", ["Anna\u2019s Qwen", "the \u201cfast\u201d one"])
+def test_an_apostrophe_in_a_word_is_not_a_quote(name: str, tmp_path: Path) -> None:
+    (file := tmp_path / "a.sh").write_text(f"vllm serve {MODEL} --served-model-name '{name}'\n")
+    shown = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
+    assert shown.exit_code == 0, shown.output
+    assert f"'{name}'" in file.read_text()
+
+
+def test_what_is_no_file_and_what_no_edit_uses_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(FILES["flow.yaml"])
+    order = (MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()))
+    for words, said in {
+        ("--edit", "-"): "not standard input. Save the text",
+        ("--edit", tmp_path): f"is a folder. Name one of its files: {tmp_path / 'a.yaml'}.",
+        ("--edit", tmp_path / "a.yaml", "--owner", "us", "--no-observe"): "--no-observe, --owner apply to new ones",
+        ("--select", "a", "--to", "compose", "--out", tmp_path / "out"): "Add --edit: only an edit takes --select.",
+    }.items():
+        shown = run(*order, *words)
+        assert shown.exit_code == 2
+        assert said in shown.output.replace("\n", " "), shown.output
+    assert [each.name for each in tmp_path.iterdir()] == ["a.yaml"]
+
+
+def test_what_is_read_in_translation_is_not_written(tmp_path: Path) -> None:
+    line = f"vllm serve {MODEL} --port"
+    for name, data in {
+        "Makefile": f"PORT = 8000\nrun:\n\t{line} $(PORT)\n".encode(),
+        "run.bat": f"set PORT=8000\r\n{line} %PORT%\r\n".encode(),
+        "run.ps1": f"$PORT = 8000\r\n{line} $PORT\r\n".encode(),
+        "run.sh": f"{line} 8000\n".encode("utf-16"),
+    }.items():
+        file = tmp_path / name
+        file.write_bytes(data)
+        shown = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
+        assert "only in translation" in shown.output
+        assert "+" not in shown.stdout
+        assert file.read_bytes() == data
+
+
+def test_a_byte_order_mark_stays(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_bytes(f"\ufeffvllm serve {MODEL}\n".encode())
+    assert run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write").exit_code == 0
+    assert file.read_bytes().startswith(f"\ufeffvllm serve {MODEL} '--spec".encode())
+
+
+def test_a_list_that_a_shell_reads_again_gets_an_item_and_loses_it(tmp_path: Path) -> None:
+    text = f"""\
+apiVersion: serving.kserve.io/v1alpha1
+kind: LLMInferenceService
+metadata: {{name: llama}}
+spec:
+  model: {{uri: "hf://{MODEL}"}}
+  template:
+    containers:
+    - name: main
+      image: {IMAGE}
+      args:
+      - --max-model-len=8192
+"""
+    file = tmp_path / "llm.yaml"
+    file.write_text(text)
+    run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
+    assert file.read_text().startswith(text)
+    assert file.read_text().removeprefix(text).lstrip().startswith("- '''--speculative-config=")
+    run(MODEL, "--vllm", "0.26.0", "--edit", file, "--write")
+    assert file.read_text() == text
+
+
 def test_a_file_or_a_folder_is_asked_for(tmp_path: Path) -> None:
     assert run(MODEL).exit_code == 2
     assert run(MODEL, "--to", "compose", "--out", tmp_path / "out", "--edit", tmp_path / "x.yaml").exit_code == 2

@@ -2,13 +2,14 @@
 """The first switch-on: servers that have no arguments yet, one of several, shared by an alias, or written with tabs."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import yaml
 
-from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.deploying.edit import edit
+from draftwise.core import InvalidSetup, Setup, SpecConfig
+from draftwise.deploying.edit import edit, edit_as
 from draftwise.setups.read import SourceText, read_setups
 
 MODEL, IMAGE = "meta-llama/Llama-3.1-8B-Instruct", "vllm/vllm-openai:v0.26.0"
@@ -44,6 +45,13 @@ FIRST = {
     f"  model: {{uri: 'hf://{MODEL}', name: llama}}\n  template:\n    containers:\n    - name: main\n      image: {IMAGE}\n",
     "llm-d's service without a template": "apiVersion: serving.kserve.io/v1alpha2\nkind: LLMInferenceService\n"
     f"metadata: {{name: llama}}\nspec:\n  model: {{uri: 'hf://{MODEL}', name: llama}}\n  replicas: 1\n",
+    "a shell's text behind two dashes": pod(
+        args=f'    command: [bash, -lc, "--"]\n    args: ["vllm serve {MODEL} --seed 1"]\n'
+    ),
+    "a private image": pod(
+        "own", args=WORDS.replace("]", ', "--tensor-parallel-size", "1", "--max-model-len", "8192"]'), image="reg/llm:1"
+    ),
+    "a value in another document that is filled in": f"{pod()}---\nkind: Secret\nstringData:\n  token: {{{{HF_TOKEN}}}}\n",
     "a tab behind a list": pod(args=f'    args: ["--model", "{MODEL}"]\t\n'),
     "a tab before a comment": pod(args=f'    args: ["--model", "{MODEL}"]\t# own\n'),
 }
@@ -62,6 +70,8 @@ def test_a_server_speculates_for_the_first_time_and_every_other_line_stays(text:
     assert (after.setup.target, after.setup.engine_version) == (before.setup.target, before.setup.engine_version)
     gone = [line for line in changed.difference.splitlines() if line.startswith("-") and not line.startswith("---")]
     assert len(gone) <= 1
+    back = edit(source_of(changed.text), None, engine_version="0.26.0").text
+    assert back == text or text == FIRST["a chart without a config"]
 
 
 @pytest.mark.parametrize("name", ["other", "other-server"])
@@ -117,10 +127,20 @@ NAMED = {
     "positional.py": f'from vllm import LLM\n\nllm = LLM("{MODEL}")\n',
     "remark.py": f'from vllm import LLM\n\nllm = LLM(\n    model="{MODEL}",  # own, or yours\n)\n',
     "serve.py": f'import subprocess\n\nMODEL = "{MODEL}"\nsubprocess.Popen(["vllm", "serve", MODEL])\n',
+    "joined.py": f'import subprocess\n\nsubprocess.run(" ".join(["vllm", "serve", "{MODEL}"]), shell=True)\n',
+    "graph.yaml": "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nspec:\n  services:\n    Decode:\n"
+    f"      extraPodSpec:\n        mainContainer:\n          image: nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.1\n"
+    f"          args: [sh, -c, 'python3 -m dynamo.vllm --model {MODEL} --is-prefill-worker']\n",
     "listed.py": f'import subprocess\n\nsubprocess.run([\n    "vllm", "serve",\n    "{MODEL}",  # own, or yours\n])\n',
     "rayservice.yaml": "apiVersion: ray.io/v1\nkind: RayService\nmetadata: {name: llm}\nspec:\n  serveConfigV2: |\n    applications:\n"
     f"    - args:\n        llm_configs:\n        - model_loading_config: {{model_id: m, model_source: {MODEL}}}\n"
     "          engine_kwargs:\n            max_model_len: 8192\n",
+    "model-alone.yaml": "applications:\n- name: llm\n  import_path: ray.serve.llm:build_openai_app\n  args:\n    llm_configs:\n"
+    f"    - model_loading_config:\n        model_id: m\n        model_source: {MODEL}\n      accelerator_type: L4\n",
+    "akash.yaml": f"version: '2.0'\nservices:\n  llm:\n    image: {IMAGE}\n    command: [bash, '-c']\n    args:\n    - >-\n"
+    f"      vllm serve {MODEL} --port 8000\n    env: [HF_TOKEN=]\n",
+    "llm-d.yaml": f"modelArtifacts: {{uri: 'hf://{MODEL}', name: llama}}\ndecode:\n  containers:\n  - name: vllm\n"
+    "    image: ghcr.io/llm-d/llm-d-xpu:latest\n    modelCommand: imageDefault\n    args:\n    - --dtype\n    - float16\n",
     "flux.yaml": "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nmetadata: {name: vllm}\nspec:\n  chart: {spec: {chart: vllm-stack}}\n"
     f"  values:\n{''.join(f'    {line}' for line in CHART.splitlines(keepends=True))}",
 }
@@ -195,6 +215,37 @@ def test_one_of_several_commands_of_a_script_is_chosen(form: str, number: int, s
         assert number or edit(source, spec, engine_version="0.26.0", select="MODE=fast") == edited
 
 
+LOOPS = {
+    "for": f"for PORT in 1 2 3; do\n  vllm serve {MODEL} \\\n    --seed 1 \\\n    --port $PORT &\ndone\n",
+    "eval": f'CMD="vllm serve {MODEL} \\\n  --seed 1"\nfor N in "$@"; do CMD="$CMD --port $N"; done\neval $CMD > log 2>&1 &\n',
+    "one line": f"for N in 1 2; do vllm serve {MODEL} --seed $N & done\n",
+}
+
+
+@pytest.mark.parametrize("form", LOOPS)
+def test_all_servers_of_one_command_speculate(form: str) -> None:
+    source = SourceText(text=LOOPS[form], name="run.sh")
+    on = edit(source, NGRAM, engine_version="0.26.0").text
+    assert all(each.setup.spec == NGRAM for each in read_setups(replace(source, text=on)))
+    assert edit(replace(source, text=on), None, engine_version="0.26.0").text == source.text
+
+
+def test_commands_on_one_line_are_told_apart() -> None:
+    source = SourceText(text=f"vllm serve {MODEL} --seed 1 & vllm serve {MODEL} --seed 2\n", name="run.sh")
+    with pytest.raises(InvalidSetup, match="starts 2 servers"):
+        edit(source, NGRAM, engine_version="0.26.0")
+
+
+def test_no_condition_of_a_template_decides_on_the_config() -> None:
+    words = f"ExecStart={{{{ venv }}}}/bin/vllm serve {{{{ model | default('{MODEL}') }}}} \\\n  --seed 1"
+    key = "{% if key is defined %} \\\n  --api-key {{ key }}{% endif %}\n"
+    for flag in ("", " \\\n  --enforce-eager"):
+        source = SourceText(text=f"[Service]\n{words}{flag}{key}", name="vllm.service.j2")
+        on = edit(source, NGRAM, engine_version="0.26.0").text
+        assert re.sub(r"{%.*?%}.*{% endif %}", "", on, flags=re.DOTALL).count("--speculative-config") == 1
+        assert edit(replace(source, text=on), None, engine_version="0.26.0").text == source.text
+
+
 def test_no_way_through_a_script_keeps_another_config() -> None:
     text = f'A=--seed=1\nif [ "$MODE" = fast ]; then A="$A {SPECULATES}"; fi\nvllm serve {MODEL} $A\n'
     source = SourceText(text=text, name="run.sh")
@@ -202,6 +253,47 @@ def test_no_way_through_a_script_keeps_another_config() -> None:
     assert "--speculative" not in off
     (on,) = read_setups(replace(source, text=edit(source, NGRAM, engine_version="0.26.0").text))
     assert [each.setup.spec for each in (on, *on.others)] == [NGRAM, NGRAM]
+
+
+def test_a_config_in_the_brackets_of_an_array_is_replaced_on_every_way() -> None:
+    """A choice of the caller has its own config: it goes with the one of the usual way."""
+    ways = "".join(
+        f'{name}) A=(--speculative-config \'{{"method": "suffix", "num_speculative_tokens": {k}}}\') ;;\n'
+        for name, k in (("mtp", 2), ("suffix", 8))
+    )
+    text = f'A=()\ncase "${{SPEC:-mtp}}" in\n{ways}esac\nvllm serve {MODEL} \\\n  --port 80 "${{A[@]}}"\n'
+    on = edit(SourceText(text=text, name="run.sh"), NGRAM, engine_version="0.26.0").text
+    assert (on.count("--speculative"), on.count("suffix"), on.count("A=()")) == (1, 1, 2)
+    (after,) = read_setups(SourceText(text=on, name="run.sh"))
+    assert all(each.setup.spec in (NGRAM, None) for each in (after, *after.others))
+
+
+def test_words_stand_at_the_command_where_not_every_way_to_it_was_followed() -> None:
+    more = "".join(f'if [ -n "$V{n}" ]; then\n  cmd+=(--served-model-name "$V{n}")\nfi\n' for n in range(16))
+    text = f'cmd=(vllm serve {MODEL})\n{more}if probe; then\n  cmd+=(--seed 1)\nfi\nexec "${{cmd[@]}}"\n'
+    source = SourceText(text=text, name="run.sh")
+    (before,) = read_setups(source)
+    assert before.launch is not None
+    assert before.launch.is_partial
+    on = edit(source, NGRAM, engine_version="0.26.0").text
+    assert on.startswith(text.removesuffix("\n"))
+    assert edit(replace(source, text=on), None, engine_version="0.26.0").text == text
+
+
+def test_the_own_command_is_tried_before_any_other_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = "".join(f"run --number {n} \\\n  --again\n" for n in range(400))
+    api = f"exec python -m vllm.entrypoints.openai.api_server --model {MODEL}\n"
+    read: list[str] = []
+    monkeypatch.setattr("draftwise.deploying.edit.read_setups", lambda *a, **b: read.append("") or read_setups(*a, **b))
+    on = edit(SourceText(text=api.replace("exec ", "") + others, name="run.sh"), NGRAM, engine_version="0.26.0").text
+    assert on.splitlines()[0].endswith("}'")
+    assert len(read) < 10
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "--help=ModelConfig", "--version"])
+def test_a_server_that_is_asked_for_its_help_starts_none(flag: str) -> None:
+    text = f"vllm serve {flag} | grep -q runner\nvllm serve {MODEL}\n"
+    assert [each.setup.target for each in read_setups(SourceText(text=text, name="run.sh"))] == [MODEL]
 
 
 @pytest.mark.parametrize("behind", [" > log 2>&1 &", " 2>&1 | tee log", " >> log", "  # ours", "; echo done", " &"])
@@ -219,22 +311,135 @@ def test_a_service_that_is_based_on_a_config_keeps_its_arguments() -> None:
         edit(source_of(text), NGRAM, engine_version="0.26.0")
 
 
+OPEN = {
+    "open.sh": 'vllm serve "$MODEL_PATH" \\\n  --port "$PORT" \\\n  $EXTRA_ARGS\n',
+    "open-compose.yaml": f"services:\n  llm:\n    image: {IMAGE}\n    command: --model $LLM_MODEL_ID --port 80\n",
+    "growing.py": f'import subprocess\n\ncmd = ["vllm", "serve", "{MODEL}"]\ncmd += EXTRA\nsubprocess.Popen(cmd)\n',
+    "cpu.yaml": pod(image="vllm/vllm-openai-cpu:v0.26.0"),
+    "variables.yaml": "services:\n  llm:\n    build: .\n    command: >\n      ${VLLM_MODEL}\n      ${VLLM_ARGS}\n",
+    "envsubst.yaml": pod("own", args='    args: ["--model", "${MODEL}", "-tp", "${COUNT}"]\n', image="${IMAGE}"),
+    "kustomize.yaml": pod("own", args='    args: ["--model", "${MODEL}"]\n', image="$(vllm-image)"),
+    "tagged.yaml": pod("own", args='    args: ["${MODEL}", "-tp", "2"]\n', image="reg/engine:vllm-ascend_v1"),
+    "own-chart.yaml": "image: {repository: vllm/vllm-openai, tag: v0.26.0}\nvllm:\n  seed: 1\n  extraArgs: [--dtype, half]\n",
+    "engines.yaml": "image: {repository: vllm/vllm-openai, tag: v0.26.0}\nengines:\n- name: a\n  extraArgs: [--dtype, half]\n",
+    "shell.yaml": "- hosts: gpu\n  tasks:\n  - shell: |\n      vllm serve {{ model | default('m') }} \\\n        --port {{ port }}\n",
+    "container.yaml": "- hosts: gpu\n  tasks:\n  - docker_container:\n      name: vllm\n      image: '{{ image }}'\n"
+    "      command: --model {{ model }} --max-model-len 8192\n",
+    "job.nomad.hcl": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--model", "${{var.model}}"]\n  }}\n}}\n',
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_a_file_leaves_open_is_judged_as_the_given_model_and_said(name: str) -> None:
+    source = SourceText(text=OPEN[name], name=name)
+    wanted = Setup(engine="vllm", engine_version="0.26.0", target=MODEL, spec=NGRAM)
+    changed = edit_as(source, wanted)
+    (after,) = read_setups(replace(source, text=changed.text), engine_version="0.26.0")
+    assert after.setup.spec is not None
+    assert {each.code for each in after.unknown.values()} <= {each.code for each in changed.findings}
+    assert name == "cpu.yaml" or "unresolved-variable" in {each.code for each in changed.findings}
+    off = edit_as(replace(source, text=changed.text), replace(wanted, spec=None))
+    assert off.text == source.text
+    with pytest.raises(InvalidSetup, match=r"context|checkpoint|model") as raised:
+        edit_as(source, replace(wanted, spec=SpecConfig(method="eagle3", model=MODEL, num_speculative_tokens=3)))
+    assert raised.value.findings[0].code != "target-not-named"
+
+
+@pytest.mark.parametrize("printing", ["echo", "printf '%s '"])
+def test_a_printed_command_starts_no_server(printing: str) -> None:
+    """Whoever reads it splits it again, quotes and braces included."""
+    text = f'make() {{\n  local cmd=(vllm serve {MODEL})\n  {printing} "${{cmd[@]}}"\n}}\nrun "$(make)"\n'
+    with pytest.raises(InvalidSetup, match="mentions vLLM"):
+        edit(SourceText(text=text, name="run.sh"), NGRAM, engine_version="0.26.0")
+
+
+@pytest.mark.parametrize("search", ["pgrep -f", "pkill -f", "ps aux | grep", "sudo pkill -9 -f"])
+def test_a_search_for_a_server_starts_none(search: str) -> None:
+    api = "vllm.entrypoints.openai.api_server"
+    text = f'if {search} "{api}" > /dev/null; then\n  exit 0\nfi\npython -m {api} --model {MODEL}\n'
+    on = edit(SourceText(text=text, name="run.sh"), NGRAM, engine_version="0.26.0").text
+    assert on.splitlines()[-1].endswith("}'")
+    assert on.startswith(text.removesuffix("\n"))
+
+
+def test_servers_that_share_a_name_go_by_their_numbers() -> None:
+    head, role, pods = NAMED["llm-d.yaml"].partition("decode:")
+    source = source_of(f"{head}{role}{pods}prefill:{pods}")
+    with pytest.raises(InvalidSetup, match="1; 2"):
+        edit(source, NGRAM, engine_version="0.26.0")
+    changed = edit(source, NGRAM, engine_version="0.26.0", select="2").text
+    assert [each.setup.spec for each in read_setups(source_of(changed))] == [None, NGRAM]
+
+
 UNREAD = {
-    "an Ansible playbook": "- hosts: gpu\n  tasks:\n  - ansible.builtin.shell: vllm serve {{ model }}\n",
-    "a Nomad job": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--model", "${{var.model}}"]\n  }}\n}}\n',
+    "an Ansible playbook": "- hosts: gpu\n  tasks:\n  - ansible.builtin.shell: vllm serve {% if a %}{{ model }}{% endif %}\n",
+    "a Nomad job": f'job "llm" {{\n  config {{\n    image = "{IMAGE}"\n    args = ["--seed", "1"]\n  }}\n}}\n',
     "a Terraform file": f'resource "docker_container" "llm" {{\n  image = "{IMAGE}"\n}}\n',
-    "a SkyPilot task": "resources: {accelerators: H100}\nrun: |\n  vllm serve {{ model }}\n",
+    "a SkyPilot task": "resources: {accelerators: H100}\nrun: |\n  vllm serve {% raw %}m{% endraw %}\n",
+    "a Nix expression": '{ lib, ... }:\n{ containers.vllm.cmd = [ "--model=m" ]; }\n',
     "a CloudFormation template": f"Resources:\n  Task:\n    Type: AWS::ECS::TaskDefinition\n    Image: {IMAGE}\n",
-    "finds no command in it": "steps:\n- run: vllm serve ${{ matrix.model }}\n",
+    "finds no command in it": "steps:\n- run: pip install vllm\n",
     "draftwise finds no command": f"name: a recipe\nmodel: {MODEL}\nnotes: start vllm serve with care\n",
     "but draftwise finds": "image: {repository: vllm/vllm-openai, tag: v0.26.0}\nargs: [--max-model-len, '8192']\nport: 80\n",
-    "mentions vLLM": f"import subprocess\nwords = ['vllm', 'serve', '{MODEL}']\nwords += EXTRA\nsubprocess.run(words)\n",
+    "mentions vLLM": f"import subprocess\nwords = ['vllm', 'serve', '{MODEL}']\nsubprocess.run(words + EXTRA)\n",
 }
 
 
 @pytest.mark.parametrize("form", UNREAD)
 def test_a_form_that_is_not_read_is_named_and_never_said_to_start_nothing(form: str) -> None:
-    name = "main.py" if UNREAD[form].startswith("import") else "main.yaml" if ": " in UNREAD[form] else "main"
+    name = (
+        "main.nix"
+        if "Nix" in form
+        else "main.py"
+        if UNREAD[form].startswith("import")
+        else "main.yaml"
+        if ": " in UNREAD[form]
+        else "main"
+    )
     with pytest.raises(InvalidSetup, match=form) as raised:
         edit(SourceText(text=UNREAD[form], name=name), NGRAM, engine_version="0.26.0")
     assert "beginning with vllm serve" in raised.value.findings[0].fix
+
+
+@pytest.mark.parametrize("spec", [NGRAM, None])
+def test_what_the_release_refuses_of_the_file_as_it_was_is_said(spec: SpecConfig | None) -> None:
+    text = f"vllm serve {MODEL} --swap-space 4"
+    config = '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 5}\''
+    setup = Setup(target=MODEL, engine_version="0.26.0", spec=spec)
+    edited = edit_as(SourceText(text=text if spec else f"{text} {config}", name="run.sh"), setup)
+    assert edited.text.startswith(text)
+    assert "flag-of-other-release" in {each.code for each in edited.findings}
+
+
+@pytest.mark.parametrize("spec", [NGRAM, None])
+def test_what_the_release_refuses_of_the_model_stays_the_files_own(spec: SpecConfig | None) -> None:
+    config = '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 5}\''
+    text = f"vllm serve {MODEL} --max-model-len 999999"
+    setup = Setup(target=MODEL, engine_version="0.26.0", spec=spec)
+    edited = edit_as(SourceText(text=text if spec else f"{text} {config}", name="run.sh"), setup)
+    assert edited.text.startswith(text)
+    assert ("--speculative" in edited.text) == (spec is not None)
+    assert "target-too-long" in {each.code for each in edited.findings}
+    refused = replace(setup, spec=SpecConfig(method="eagle3", model=MODEL, num_speculative_tokens=3))
+    with pytest.raises(InvalidSetup):
+        edit_as(SourceText(text=text, name="run.sh"), refused)
+
+
+@pytest.mark.parametrize("models", [f"{MODEL} Qwen/Qwen3-4B", f"Qwen/Qwen3-4B {MODEL}"])
+@pytest.mark.parametrize("loop", ["for m in {}; do\n  vllm serve $m\ndone\n", "for m in {}; do vllm serve $m & done\n"])
+def test_no_server_of_another_model_is_switched_on_with_it(loop: str, models: str) -> None:
+    setup = Setup(target=MODEL, engine_version="0.26.0", spec=NGRAM)
+    with pytest.raises(InvalidSetup, match="may start servers of several models"):
+        edit_as(SourceText(text=loop.format(models), name="run.sh"), setup)
+
+
+@pytest.mark.parametrize("name", ["run.py", "run.sh"])
+def test_a_way_that_would_no_longer_start_is_refused(name: str) -> None:
+    python = f'cmd = ["vllm", "serve", "{MODEL}"]\nif fast:\n    cmd += ["--async-scheduling"]\nrun(cmd)\n'
+    shell = f'cmd=(vllm serve {MODEL})\nif [ "$FAST" = 1 ]; then cmd+=(--async-scheduling); fi\n"${{cmd[@]}}"\n'
+    source = SourceText(text=python if name == "run.py" else shell, name=name)
+    setup = Setup(target=MODEL, engine_version="0.26.0", spec=NGRAM)
+    with pytest.raises(InvalidSetup, match="async-scheduling"):
+        edit_as(source, setup)
+    other = replace(source, text=source.text.replace("--async-scheduling", "--enforce-eager"))
+    assert "--speculative" in edit_as(other, setup).text

@@ -213,6 +213,20 @@ CASES: Sequence[Case] = (
     ),
     Case(name="nothing is scraped", parts=(Part(labels={"service": "other"}),), said=_said("server-unread")),
     Case(
+        name="one address in two namespaces, of which one hangs",
+        parts=(Part(servers=(SPEC,), labels={"instance": "10.0.0.1:8000"}),
+               Part(servers=(HUNG,), labels={"namespace": "staging", "instance": "10.0.0.1:8000"})),
+        said=_said("engine-hung staging 10.0.0.1:8000"),
+    ),
+    Case(
+        name="slow in staging, with a plain pool in production alone",
+        parts=(Part(), _TWIN, Part(servers=(replace(SPEC, step_s=0.048, prefix_hits=0.1),), labels={"namespace": "staging"})),
+    ),
+    Case(
+        name="the speculating pods are gone and the plain pool serves",
+        parts=(Part(minutes=(0, 60)), Part(servers=(PLAIN,) * 2, pool="plain", minutes=(0, 120))),
+    ),
+    Case(
         name="an old revision that was ill",
         parts=(Part(), Part(servers=(DEAD,), labels={"revision": OTHER_REVISION, "instance": "old"})),
     ),

@@ -70,6 +70,10 @@ def test_what_every_release_takes(llama: str, version: str, line: str) -> None:
         ("--structured-outputs-config.backend foo", "flag-json-value", "xgrammar"),
         ("--structured-outputs-config.disable_any_whitespace true", "flag-json-refused", "only supported"),
         ("--limit-mm-per-prompt image=2", "flag-json-invalid", "not JSON"),
+        (
+            "--limit-mm-per-prompt {\"image\":null}", "config-value",
+            "image of --limit-mm-per-prompt must be an integer or an object, got null",
+        ),
         ("--enable-auto-tool-choice", "flags-refused", "requires --tool-call-parser"),
         ("--enable-dbo", "microbatches-need-deepep", "all-to-all"),
         ("--default-mm-loras {\"image\":\"/a\"}", "mm-loras-without-media", "LlamaForCausalLM accepts only text"),
@@ -103,6 +107,8 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
         ("0.28.0", "--return-sampling-mask", "sampling-mask-needs-processed"),
         ("0.24.0", "--device-ids 1,1", "flags-refused"),
         ("0.27.0", "--use-replayssm", "target-without-replay"),
+        ("0.27.0", "--mamba-ssu-algorithm simple", "config-refused"),
+        ("0.32.0", "--mamba-ssu-algorithm simple --mamba-backend triton", "config-refused"),
         ("0.29.0", "--enable-batch-sharded-sampling", "sharded-sampling-unfit"),
         ("0.29.0", "--enable-batch-sharded-sampling -tp 4 --max-num-seqs 2", "sharded-sampling-unfit"),
         ("0.29.0", "--enable-batch-sharded-sampling -tp 4 --max-logprobs -1", "sharded-sampling-unfit"),
@@ -119,6 +125,11 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
 def test_rules_begin_with_a_release(llama: str, version: str, line: str, code: str) -> None:
     assert [each.code for each in refusals(llama, line, version)] == [code]
     assert code not in [each.code for each in refusals(llama, line, "0.18.0")]
+
+
+def test_a_config_is_checked_again_only_where_its_function_is_called_again(llama: str) -> None:
+    for line in ("--mamba-backend flashinfer --mamba-ssu-algorithm simple", "--mamba-backend triton"):
+        assert refusals(llama, line, "0.32.0") == []
 
 
 @pytest.mark.parametrize(
@@ -200,6 +211,21 @@ def test_watermarks_go_with_sampled_drafts_of_heads(
     line = ["--watermark-config", json.dumps({**WATERMARK, **watermark}), "-sc", json.dumps(keys)]
     report = judge(read_words(["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", *line], engine_version="0.33.0"))
     assert {each.code for each in report.findings if each.code.startswith("watermark-")} == expected
+
+
+@pytest.mark.parametrize("version", ["0.19.1", NEWEST])
+@pytest.mark.parametrize(
+    ("line", "fits"),
+    [
+        ("--offload-group-size 2 --offload-num-in-group 3", False),
+        ("--offload-group-size 2 --offload-prefetch-step 0", False),
+        ("--offload-backend prefetch", False),
+        ("--offload-num-in-group 3", True),
+        ("--offload-backend prefetch --offload-group-size 8", True),
+    ],
+)
+def test_flags_of_a_config_inside_another_are_judged_by_both(llama: str, version: str, line: str, fits: bool) -> None:
+    assert [each.code for each in refusals(llama, line, version)] == ([] if fits else ["config-refused"])
 
 
 def test_what_is_not_known_refuses_nothing(llama: str) -> None:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from packaging.version import Version
@@ -25,6 +26,7 @@ ROWS = tuple(all_defects().values())
 KNOWN = [each.version for each in releases()]
 
 
+@cache
 def judge_example(row: Defect, text: str, version: Version) -> Report:
     reading = read_words(shlex.split(text), engine_version=str(version))
     if row.gpu:
@@ -188,3 +190,20 @@ def test_an_open_row_is_unknown_in_a_release_that_a_user_added(add_like_newest: 
     added = add_like_newest("99.1")
     assert row.state_in(added.version) == "later"
     assert "nobody has said it of 99.1" in row.ruling(added).message
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "method", "version", "met"),
+    [
+        ("quantized-cache-no-noncausal-backend", "deepseek-ai/DeepSeek-V4-Flash --kv-cache-dtype fp8", "dspark",
+         "0.25.1", False),
+        ("step35-mtp-start-0-19", "stepfun-ai/Step-3.5-Flash --trust-remote-code", "mtp", "0.28.0", True),
+        ("mrope-draft-slots-v1", "Qwen/Qwen3.5-27B", "mtp", "0.20.0", True),
+        ("mrope-draft-slots-v1", "Qwen/Qwen3.5-27B --quantization ascend", "mtp", "0.20.0", False),
+    ],
+)  # fmt: skip
+def test_a_row_is_met_by_what_reports_tell_of(code: str, words: str, method: str, version: str, met: bool) -> None:
+    line = ["vllm", "serve", *words.split(), "--speculative-config"]
+    spec = f'{{"method": "{method}", "num_speculative_tokens": 3}}'
+    report = judge(read_words([*line, spec], engine_version=version))
+    assert (code in {row.code for row in report.defects}) is met

@@ -53,6 +53,23 @@ def test_whether_a_copy_kept_its_modules_is_said_to_be_unknown_where_they_are_to
     assert "copy-modules-unknown" not in codes(judge("zai-org/GLM-4.5-FP8", MTP))
     assert "copy-modules-unknown" not in codes(judge("x/GLM-4.5-AWQ", {"method": "ngram", "num_speculative_tokens": 2}))
     assert "copy-modules-unknown" not in codes(judge("x/Qwen3-8B-AWQ", MTP)), "it has none, and is refused"
+    apart = codes(judge("x/gemma-4-26B-A4B-it-AWQ", MTP | {"model": "google/gemma-4-26B-A4B-it-assistant"}))
+    assert apart.isdisjoint({"copy-modules-unknown", "quantized-copy-without-mtp"})
+
+
+@pytest.mark.parametrize(("version", "is_open"), [("0.27.1", True), ("0.28.0", False)])
+def test_a_published_drafter_whose_class_the_release_lacks_is_not_accepted(version: str, is_open: bool) -> None:
+    spec = {"method": "dflash", "model": "z-lab/Qwen3.8-27B-DFlash2", "num_speculative_tokens": 7}
+    report = judge("Qwen/Qwen3.8-27B", spec, version=version)
+    assert ("drafter-class-unknown" in codes(report, Effect.UNKNOWN)) == is_open
+    assert report.accepted is None
+
+
+@pytest.mark.parametrize("target", ["Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-FP8-dynamic"])
+def test_a_directory_of_the_hub_s_cache_has_the_name_of_its_model(target: str) -> None:
+    report = judge(f"/c/hub/models--{target.replace('/', '--')}/snapshots/0123456789", None)
+    assert "target-not-here" not in codes(report)
+    assert report.accepted
 
 
 def test_a_gguf_copy_needs_what_a_gguf_file_needs() -> None:
@@ -226,6 +243,12 @@ def test_a_language_model_is_no_head(method: str, version: str) -> None:
     assert "head-is-whole-model" in codes(report, Effect.FAILS_LATER) or report.outcome is CheckOutcome.REJECTED
     as_draft = judge(name, {"method": "draft_model", "model": name, "num_speculative_tokens": 3}, version)
     assert "head-is-whole-model" not in {each.code for each in as_draft.findings}
+
+
+@pytest.mark.parametrize(("version", "is_read"), [("0.19.1", False), ("0.20.0", True), ("0.33.0", True)])
+def test_a_type_of_transformers_that_the_release_cannot_read_is_refused(version: str, is_read: bool) -> None:
+    refused = codes(judge("deepseek-ai/DeepSeek-V4-Pro", None, version), Effect.REJECTED)
+    assert ("target-type-unknown" in refused) is not is_read
 
 
 def test_a_medusa_that_states_only_its_heads_is_no_language_model(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.bounded import GROUPS
@@ -29,6 +30,32 @@ def test_a_draft_as_long_as_the_context_is_not_judged(k: int, is_judged: bool) -
     found = check(setup)
     assert ("draft-beyond-context" not in [each.code for each in found.findings]) == is_judged
     assert (found.outcome is not CheckOutcome.NOT_JUDGED) == is_judged
+
+
+@pytest.mark.parametrize(
+    ("release", "runner", "spec", "is_judged"),
+    [
+        ("0.33.0", "0", {"method": "ngram", "prompt_lookup_max": 4}, True),
+        ("0.33.0", "1", {"method": "ngram", "prompt_lookup_max": 4}, False),
+        ("0.26.0", "", {"method": "ngram", "prompt_lookup_max": 4}, True),
+        ("0.19.1", "", {"method": "suffix"}, True),
+        ("0.19.1", "", {"method": "ngram_gpu", "prompt_lookup_max": 4}, False),
+        ("0.19.1", "", {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct"}, False),
+    ],
+)
+def test_runner_v1_cuts_what_a_lookup_finds_beyond_the_context(
+    release: str, runner: str, spec: dict[str, Any], is_judged: bool
+) -> None:
+    keys = {**spec, "num_speculative_tokens": 70}
+    found = check(
+        Setup(
+            target="meta-llama/Llama-3.1-8B-Instruct", engine="vllm", engine_version=release,
+            args={"max_model_len": 64}, spec=SpecConfig.keep(keys),
+            env={"VLLM_USE_V2_MODEL_RUNNER": runner} if runner else {},
+        ),
+        installed=frozenset({"arctic-inference"}),
+    )  # fmt: skip
+    assert ("draft-beyond-context" not in [each.code for each in found.findings]) == is_judged
 
 
 @pytest.mark.parametrize(("sizes", "seqs", "k"), [([1, 2, 4, 8, 16, 24, 32], 12, 2), ([8, 16], 9, 4), ([5, 7], 3, 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
-from draftwise.core import Device, Setup, SpecConfig
+from draftwise.core import CheckOutcome, Device, Setup, SpecConfig
 from draftwise.knowledge.model_types import is_deprecated, reads_weights_of
 from draftwise.knowledge.vllm import get_release, releases
 from draftwise.plan.check import check
@@ -105,7 +106,7 @@ def test_remote_code(tmp_path: Path) -> None:
     assert judge(target, None, "0.32.0", trust_remote_code=True).accepted
 
 
-def _schemed(bits: int, kind: str, *, size: int = 128, inputs: tuple[str, int] | None = None, form: str) -> Any:
+def _schemed(bits: int, kind: str, *, size: int | None = 128, inputs: tuple[str, int] | None = None, form: str) -> Any:
     weights = {"num_bits": bits, "type": kind, "strategy": "group", "group_size": size, "symmetric": True}
     taken = inputs and {"type": inputs[0], "num_bits": inputs[1], "strategy": "token", "dynamic": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": taken}
@@ -113,7 +114,7 @@ def _schemed(bits: int, kind: str, *, size: int = 128, inputs: tuple[str, int] |
 
 
 W4A8 = _schemed(4, "int", inputs=("float", 8), form="pack-quantized")
-W8A8 = _schemed(8, "int", inputs=("int", 8), form="int-quantized")
+W8A8 = _schemed(8, "int", size=None, inputs=("int", 8), form="int-quantized")
 W4A16 = _schemed(4, "int", form="pack-quantized")
 MXFP4 = _schemed(4, "float", size=32, form="mxfp4-pack-quantized")
 FP8 = _schemed(8, "float", size=0, inputs=("float", 8), form="float-quantized")
@@ -164,3 +165,80 @@ def test_each_scheme_of_target_and_drafter_needs_its_own_capability(
     told = {each.code for each in report.findings if each.code.startswith(("gpu-", "old-gpu-"))}
     assert told == ({code} if code else set())
     assert report.accepted or code
+
+
+@pytest.mark.parametrize(
+    ("size", "dynamic", "loads"),
+    [
+        (128, {}, False),
+        (-1, {}, True),
+        (-1, {"+:.*mlp.*": {"group_size": 128}}, False),
+        (-1, {"-:.*mlp.*": {"group_size": 128}}, True),
+        (-1, {"+:.*mlp.*": {"group_size": 128, "desc_act": False}}, True),
+    ],
+)
+def test_an_activation_order_in_any_rule_of_gptq_no_longer_loads(
+    tmp_path: Path, size: int, dynamic: Mapping[str, Any], loads: bool
+) -> None:
+    packed = {"quant_method": "gptq", "bits": 4, "group_size": size, "desc_act": True, "dynamic": dynamic}
+    target = write(tmp_path, "target", {**BF16, "quantization_config": packed})
+    for version, taken in (("0.30.0", loads), ("0.29.0", True)):
+        assert rejections(judge(target, None, version)) == ([] if taken else ["gptq-activation-order"])
+
+
+def _packed(bits: int, group: int | None, form: str = "pack-quantized", inputs: dict[str, Any] | None = None) -> Any:
+    weights = {"type": "int", "num_bits": bits, "group_size": group, "strategy": "group" if group else "channel"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+INT8 = {"type": "int", "num_bits": 8, "strategy": "token", "dynamic": True}
+AWQ = {"quant_method": "awq", "zero_point": True, "version": "gemm"}
+LAYOUTS = [
+    (_packed(4, 128), 1, True),
+    (_packed(8, None), 1, True),
+    (_packed(8, None, "int-quantized", INT8), 1, True),
+    (_packed(8, 128, "int-quantized", INT8), 1, False),
+    (_packed(5, 128), 1, False),
+    (_packed(4, 100), 1, False),
+    (_packed(4, 128, "marlin-24"), 1, False),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}, 1, True),
+    ({"quant_method": "gptq", "bits": 3, "group_size": 128, "desc_act": False, "sym": True}, 1, False),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False}, 1, False),
+    ({**AWQ, "bits": 4, "group_size": 128}, 2, True),
+    ({**AWQ, "bits": 4, "group_size": 128}, 16, False),  # 1,536 columns, 96 on each GPU
+    ({**AWQ, "bits": 4, "group_size": 32}, 16, True),
+    ({**AWQ, "bits": 8, "group_size": 128}, 1, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "ranks", "outcome"),
+    [
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", 8, "accepted"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", 2, "accepted"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", 16, "not judged"),
+        ("hugging-quants/Qwen2.5-72B-Instruct-AWQ-INT4", 2, "not judged"),
+    ],
+)
+def test_a_publisher_pads_its_own_copies(target: str, ranks: int, outcome: str) -> None:
+    args = {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+    assert check(Setup(target=target, engine="vllm", engine_version="0.33.0", args=args)).outcome == outcome
+
+
+@pytest.mark.parametrize("gpu", [None, "H100"])
+@pytest.mark.parametrize("version", ["0.19.1", "0.33.0"])
+@pytest.mark.parametrize(("layout", "ranks", "is_usual"), LAYOUTS)
+def test_weights_whose_kernel_nobody_has_seen_are_not_accepted(
+    layout: dict[str, Any], ranks: int, is_usual: bool, version: str, gpu: str | None, tmp_path: Path
+) -> None:
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2048, "head_dim": 128}
+    config |= {"intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16}
+    config |= {"vocab_size": 151936, "max_position_embeddings": 4096, "torch_dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": layout}))
+    device = None if gpu is None else Device(name=gpu, kind="cuda", count=ranks)
+    args = {"tensor_parallel_size": ranks, "max_num_seqs": 8, "distributed_executor_backend": "mp"}
+    setup = Setup(target=str(tmp_path), engine="vllm", engine_version=version, device=device, args=args)
+    report = check(setup)
+    assert ("weights-kernel-open" in {each.code for each in report.findings}) is not is_usual
+    assert report.outcome is (CheckOutcome.ACCEPTED if is_usual else CheckOutcome.NOT_JUDGED), report.findings

@@ -93,3 +93,14 @@ def test_a_block_drafter_without_its_mask(folder: Path) -> None:
     write(folder, "blocks", speculators("dflash"))
     spec = {"method": "dflash", "model": "blocks", "num_speculative_tokens": 3}
     assert rejections(judge("llama", spec, "0.32.0")) == ["speculators-key-missing"]
+
+
+@pytest.mark.parametrize("spec", [{"draft_tensor_parallel_size": 1}, {"num_speculative_tokens": 3}])
+def test_a_target_that_nobody_has_seen_may_bring_method_model_and_tokens(spec: dict[str, object]) -> None:
+    report = judge("org/unseen", spec, "0.33.0")
+    assert not rejections(report)
+    assert (report.resolved, report.accepted) == (None, None)
+
+
+def test_an_unseen_target_does_not_excuse_a_drafter_without_tokens() -> None:
+    assert rejections(judge("org/unseen", {"model": "org/head"}, "0.33.0")) == ["tokens-missing"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from catalogue.oracle.compare import predict, read_lines
+from catalogue.oracle.models import MODELS as SHAPES
 from catalogue.oracle.models import write_models
 
 LINES = list(read_lines(Path(__file__).with_name("oracle_outcomes") / "whole_lines.jsonl"))
@@ -17,6 +18,15 @@ MODELS: Mapping[str, dict[str, Any]] = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
         "intermediate_size": 12288, "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+    },
+    "gptq-ordered": {
+        **(SHAPES["llama"] or {}),
+        "quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": True, "sym": True},
+    },
+    "llama3-rope": {
+        **(SHAPES["llama"] or {}),
+        "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     },
     "gptoss": {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 24,

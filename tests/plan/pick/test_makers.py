@@ -37,6 +37,13 @@ def test_a_method_without_advice_is_proposed_and_not_estimated(monkeypatch: pyte
     assert "acceptance-unknown" in {each.code for each in ngram.caveats}
 
 
+@pytest.mark.parametrize(("release", "is_proposed"), [("0.28.0", True), ("0.27.1", False)])
+def test_a_drafter_of_a_class_that_the_release_lacks_is_not_proposed(release: str, is_proposed: bool) -> None:
+    ranking = advise(target="Qwen/Qwen3.8-27B", version=release)
+    models = {each.setup.spec.model for each in ranking.ranked if each.setup.spec}
+    assert ("z-lab/Qwen3.8-27B-DFlash2" in models) == is_proposed
+
+
 @pytest.mark.parametrize(("release", "is_proposed"), [("0.33.0", True), ("0.20.2", False)])
 def test_modules_that_are_published_apart_are_proposed_with_their_name(release: str, is_proposed: bool) -> None:
     ranking = advise(target="google/gemma-4-31B-it", version=release)

@@ -9,13 +9,15 @@ from tests.support.combinations import covering
 from tests.support.requirements import LLAMA, QWEN, advise, candidate, methods, refusal
 
 from draftwise.core import InvalidSetup
+from draftwise.knowledge.advice import read_seen_speedups
+from draftwise.knowledge.gpus import get_gpu
 from draftwise.knowledge.models import find_model
 from draftwise.plan.pick import STRUCTURED_OUTPUT, Weight
 
 
 def test_code_on_a_supported_family_starts_with_a_head_trained_for_it() -> None:
     advice = advise(QWEN, concurrency=8)
-    assert methods(advice)[:2] == ["dflash", "eagle3"]
+    assert methods(advice)[:3] == ["dflash", "dspark", "eagle3"]
     assert not advice.levers
     head = candidate(advice, "eagle3")
     assert head.setup.spec is not None
@@ -224,6 +226,19 @@ def test_a_fine_tuned_copy_is_offered_the_heads_of_its_base(tmp_path: Path) -> N
     advice = advise(str(copy))
     caveats = {caveat.code for caveat in candidate(advice, "eagle3").caveats}
     assert "head-for-another" in caveats
+    quantized = candidate(advise("x/gemma-4-26B-A4B-it-AWQ"), "mtp")
+    assert quantized.setup.spec is not None
+    assert quantized.setup.spec.model == "google/gemma-4-26B-A4B-it-assistant"
+
+
+def test_a_method_that_lost_on_these_very_gpus_does_not_pay_without_an_estimate() -> None:
+    one, two = (advise("x/Qwen3.6-35B-A3B-AWQ", gpu="RTX-3090", gpus=gpus, version="0.19.1") for gpus in (1, 2))
+    assert [candidate(each, "mtp").pays for each in (one, two)] == [True, False]
+    assert methods(two)[-1] == "mtp"
+
+
+def test_readings_name_gpus_as_the_table_does() -> None:
+    assert all(row.gpu is None or get_gpu(row.gpu).name == row.gpu for row in read_seen_speedups())
 
 
 def test_a_drafter_at_hand_comes_before_a_published_one(tmp_path: Path) -> None:

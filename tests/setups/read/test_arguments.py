@@ -212,6 +212,11 @@ class TestConfigFile:
     def test_it_names_the_model(self, folder):
         assert read("--config", "c.yaml", folder=folder).model == "other"
 
+    @pytest.mark.parametrize("null", ["null", "~", ""])
+    def test_vllm_gets_null_as_none(self, null, tmp_path):
+        (tmp_path / "c.yaml").write_text(f"quantization: {null}\n")
+        assert read("m", "--config", "c.yaml", folder=tmp_path).args["quantization"] is None
+
     def test_false_was_left_out(self, folder):
         found = read("m", "--config", "c.yaml", folder=folder, release="0.27.1")
         assert "enable_prefix_caching" not in found.args

@@ -234,6 +234,7 @@ class TestReferences:
         [
             (COMPOSE, "$A ${A} $$A ${N:-d} ${E:-d} ${E-d} ${A:+x}", "1 1 $A d d  x", 0),
             (COMPOSE, '{"k": $U}', '{"k": $U}', 1),
+            (COMPOSE, "${A:?e} ${A?e} ${E?e} ${E:?e} ${N?e} ${N:?e}", "1 1  ${E:?e} ${N?e} ${N:?e}", 3),
             (KUBERNETES, "$(A) $$(A) $(N) ${A} $(U)", "1 $(A) $(N) ${A} $(U)", 1),
             (SYSTEMD, "${A} $A $$A ${N}|${U}", "1 $A $A |${U}", 1),
         ],

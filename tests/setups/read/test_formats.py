@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from draftwise.core import InvalidSetup
+from draftwise.core import CheckOutcome, InvalidSetup
 from draftwise.plan.check import judge
 from draftwise.setups.read import NoServer, SetupReading, read_setups
 
@@ -187,6 +187,7 @@ class TestPython:
             ("LLM('m', speculative_config={'method': 'ngram', 'x': k})", "k (", ["speculative_config"]),
             ("LLM('m', **options)", "options (", [""]),
             ("for n in (1, 2):\n    LLM('m', seed=n)", "n (", ["seed"]),
+            ("LLM('m', quantization=str(k))", "k (", ["quantization"]),
         ],
     )  # fmt: skip
     def test_what_is_computed_is_not_known(self, code, part, names):
@@ -194,6 +195,10 @@ class TestPython:
         assert tuple(reading.unknown) == tuple(names)
         (finding,) = reading.findings
         assert part in finding.message
+
+    def test_the_text_of_a_known_number_is_known(self):
+        code = "import vllm\nimport subprocess\nP = 1\nsubprocess.run(['vllm', 'serve', 'm', '--seed', str(P)])\n"
+        assert self.one(code).setup.args["seed"] == 1
 
     def test_a_text_is_no_speculative_config(self):
         """Only the command line parses JSON."""
@@ -227,8 +232,9 @@ class TestPython:
         "code",
         [
             "w: list[str] = {0}\nw += ['--seed', '1']\nrun(w)",
-            "w = {0}\nw.extend(['--seed', '1'])\nrun(w)",
-            "w = {0}\nw[3:] = ['--seed', '1']\nrun(w)",
+            "w = {0}\nw.extend(['--seed', '1'])\nw[3:] = ['--seed', '1']\nrun(w)",
+            "w = {0}\nw += ['--seed', '1']\nw.pop()\nrun(w)",
+            "w = {0}\nw += ['--seed', '1']\nv = w\nrun(v)",
             "w = {0}\nrun(w + ['--seed', '1'])",
             "w = {0}\nrun([*w, '--seed', '1'])",
             "w = {0}\nv = w\nv.append('--seed=1')\nrun(v)",
@@ -239,6 +245,8 @@ class TestPython:
             "d = {{'a': {0}}}\nd['a'].append('--seed=1')\nrun(d['a'])",
             "class A:\n    w = {0}\n    def f(self):\n        self.w.append('--seed=1')\n        run(self.w)",
             "def f(w={0}):\n    run([*w, '--seed', '1'])",
+            "w = {0}\nw += ['--seed', '1']\nrun(*w, '--port', '1')",
+            "def f(w):\n    w += ['--seed', '1']\ndef g():\n    w = {0}\n    f(w)\n    run(w)",
         ],
     )
     def test_a_list_that_may_grow_is_no_whole_command(self, code, tmp_path):
@@ -247,6 +255,53 @@ class TestPython:
             read_setups(tmp_path / "a.py")
         (tmp_path / "b.py").write_text(f"w = {['vllm', 'serve', 'm']}\nrun(w)")
         assert read_setups(tmp_path / "b.py")[0].setup.target == "m"
+
+    @pytest.mark.parametrize(
+        "code", ["w += EXTRA\nrun(w)", "if x:\n    w.extend(y)\nprint(*w)\nrun(' '.join(w), shell=True)"]
+    )
+    def test_what_a_list_gains_later_is_unknown(self, code, tmp_path):
+        (tmp_path / "a.py").write_text(f"w = {['vllm', 'serve', 'm']}\n{code}")
+        (reading,) = read_setups(tmp_path / "a.py")
+        assert reading.setup.target == "m"
+        assert "adds to w" in [*reading.others, reading][0].unknown[""].message
+
+    def test_words_that_a_list_gains_are_read_on_the_way_that_adds_them(self, tmp_path):
+        added = "w += ['--seed', str(1)]\nif x:\n    w.append('--enforce-eager')"
+        (tmp_path / "a.py").write_text(f"w = {['vllm', 'serve', 'm']}\n{added}\nrun(w)")
+        (reading,) = read_setups(tmp_path / "a.py")
+        assert [{**each.setup.args} for each in (reading, *reading.others)] == [
+            {"seed": 1},
+            {"seed": 1, "enforce_eager": True},
+        ]
+
+    @pytest.mark.parametrize(
+        ("code", "ways"),
+        [
+            (
+                "def a():\n    w = {0}\n    run(w)\ndef b():\n    w = {0}\n    w += ['--seed=1']\n    run(w)",
+                [[{}], [{"seed": 1}]],
+            ),
+            ("w = {0}\nw += ['--seed=1']\nrun(w)\nw = {0}\nw += ['--seed=2']\nrun(w)", [[{"seed": 1}], [{"seed": 2}]]),
+            ("if x:\n    w = {0}\nelse:\n    w = {0}\n    w += ['--seed=1']\nrun(w)", [[{}], [{"seed": 1}]]),
+            ("try:\n    w = {0}\nexcept E:\n    w += ['--seed=1']\nrun(w)", [[{}, {"seed": 1}]]),
+            ("w = {0}\nw += ['--seed=1']\nrun(*w)", [[{"seed": 1}]]),
+            ("w = {0}\nx and w.append('--seed=1')\nrun(w)", [[{}, {"seed": 1}]]),
+            ("w = {0}\n[w.append('--seed=1') for _ in x]\nrun(w)", [[{}, {"seed": 1}]]),
+            ("w = {0}\ndef f(w):\n    w += ['--seed=1']\nrun(w)", [[{}]]),
+            ("w = {0}\ndef f():\n    w.append('--seed=1')\nf()\nrun(w)", [[{}, {"seed": 1}]]),
+        ],
+        ids=["functions", "again", "else", "except", "spread", "and", "comprehension", "parameter", "closure"],
+    )
+    def test_a_list_gains_what_its_own_function_adds_before_the_name_is_set_again(self, code, ways, tmp_path):
+        (tmp_path / "a.py").write_text(code.format(["vllm", "serve", "m"]))
+        readings = read_setups(tmp_path / "a.py")
+        assert [[dict(way.setup.args) for way in (each, *each.others)] for each in readings] == ways
+
+    def test_a_list_that_is_printed_is_no_server_and_a_word_that_is_left_out_has_a_name(self, tmp_path):
+        (tmp_path / "a.py").write_text(f"print('run:', {['vllm', 'serve', 'a']})\nrun(['vllm', 'serve', 'b', ...])")
+        (reading,) = read_setups(tmp_path / "a.py")
+        assert reading.setup.target == "b"
+        assert reading.unknown[""].message.endswith("what the program adds to this list.")
 
     @pytest.mark.parametrize("change", ["k['seed'] = 1", "k.update(seed=1)", "del k['seed']", "k.pop('seed')"])
     def test_a_dictionary_that_changes_is_not_known(self, change):
@@ -341,6 +396,107 @@ spec:
 """
 
 
+LOGGED = """\
+(APIServer pid=1) INFO 06-20 19:17:46 [api_utils.py:339]  █  version 0.26.0
+(APIServer pid=1) INFO 06-20 19:17:46 [api_utils.py:273] non-default args: {'model_tag': 'm', 'model': 'm', \
+'seed': 1, 'spec_method': 'ngram', 'spec_tokens': 3}
+"""
+
+
+def test_a_log_of_vllm_names_the_release_and_the_arguments() -> None:
+    (reading,) = read_setups(LOGGED)
+    assert (reading.setup.target, reading.setup.engine_version) == ("m", "0.26.0")
+    (cut,) = read_setups(LOGGED.partition("\n")[2])
+    assert [*cut.unknown] == ["engine_version"]
+    assert dict(reading.setup.args) == {"seed": 1, "spec_method": "ngram", "spec_tokens": 3}
+
+
+@pytest.mark.parametrize("rest", ["", " ", " {", " {'model_tag", " {'model': 'm', 'x': {'a': 1}, 'y"])
+def test_a_start_whose_arguments_are_cut_is_told_and_not_judged(rest: str) -> None:
+    whole, _ = LOGGED.split(" {")
+    for text in (whole + rest, LOGGED + whole + rest):
+        reading = read_setups(text)[-1]
+        (told,) = reading.findings
+        assert (told.code, told.where) == ("logged-start-cut", f"line {len(text.splitlines())}")
+        assert judge(reading).outcome is CheckOutcome.CANNOT_BE_JUDGED
+
+
+SERVER, ARGUMENTS = LOGGED.splitlines(keepends=True)
+ENGINE = "INFO Initializing a V1 LLM engine (v0.26.0) with config\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "releases"),
+    [
+        (LOGGED + LOGGED.replace("0.26.0", "0.33.0"), ["0.26.0", "0.33.0"]),
+        (ARGUMENTS + LOGGED, ["", "0.26.0"]),
+        (LOGGED + ENGINE + ARGUMENTS, ["0.26.0", "0.26.0"]),
+        (SERVER + SERVER.replace("0.26.0", "0.33.0") + ARGUMENTS + ARGUMENTS, ["", ""]),
+        (ARGUMENTS + ENGINE + ARGUMENTS + ENGINE.replace("0.26.0", "0.33.0"), ["0.26.0", "0.33.0"]),
+    ],
+    ids=["upgrade", "cut", "once", "two in one log", "engines"],
+)
+def test_each_start_in_a_log_has_its_own_release(log: str, releases: list[str]) -> None:
+    readings = read_setups(log)
+    assert [each.setup.engine_version or "" for each in readings] == releases
+    assert ["engine_version" not in each.unknown for each in readings] == [release != "" for release in releases]
+
+
+def test_lines_that_no_shell_reads_are_words_of_one_command(tmp_path: Path) -> None:
+    file = tmp_path / "swap.yaml"
+    file.write_text(
+        "models:\n  m:\n    cmd: |\n      uv run vllm serve m\n      # a\n      --port 1\n\n      --seed 1\n"
+    )
+    (reading,) = read_setups(file)
+    assert (reading.setup.args["seed"], reading.findings) == (1, ())
+
+
+SWAP = """\
+macros:
+  start: vllm serve ${MODEL_ID} --port ${PORT}
+  common: >-
+    --seed ${seed}
+    --max-model-len 4096
+  seed: 7
+  drafts: "--speculative-config '{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": 3}'"
+  loop: ${loop} ${loop}
+models:
+  Qwen/Qwen3-8B:
+    cmd: ${start} ${common} ${drafts}
+  Qwen/Qwen3-4B:
+    macros:
+      seed: 8
+      eager: true
+    cmd: |
+      ${start} ${common}
+      # a
+      --max-num-seqs ${N}
+  c:
+    cmd: vllm serve ${loop}
+"""
+
+
+def test_macros_of_llama_swap_are_filled_in(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(SWAP)
+    first, second, loop = read_setups(file)
+    assert (first.setup.target, first.setup.args["seed"]) == ("Qwen/Qwen3-8B", 7)
+    assert first.setup.spec.to_dict()["num_speculative_tokens"] == 3
+    assert first.findings == ()
+    assert (second.setup.args["seed"], second.setup.spec, [*second.unknown]) == (8, None, ["max_num_seqs"])
+    assert "model" in loop.unknown
+
+
+def test_the_flags_of_a_release_older_than_any_known_are_not_judged(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "base_image: {image: 'vllm/vllm-openai:v0.6.5'}\n"
+        "docker_server:\n  start_command: vllm serve m --speculative-model '[ngram]'\n"
+    )
+    (reading,) = read_setups(file)
+    assert (reading.setup.engine_version, reading.findings) == ("0.6.5", ())
+
+
 def test_a_model_of_kubeai_is_read_as_its_controller_starts_it() -> None:
     (reading,) = read_setups(MODEL_OF_KUBEAI)
     setup = reading.setup
@@ -382,7 +538,7 @@ def test_a_file_of_make_is_read_by_its_rules_whatever_its_name(tmp_path: Path, n
 KAITO = "apiVersion: kaito.sh/v1beta1\nkind: Workspace\ninference:\n  preset:\n    name: phi-4\n"
 DYNAMO = (
     "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nspec:\n  services:\n    Decode:\n"
-    "      extraPodSpec: {mainContainer: {args: [python3 -m dynamo.vllm --model gpt2]}}\n"
+    "      extraPodSpec: {mainContainer: {args: [python3 -m dynamo.frontend], image: my-vllm}}\n"
 )
 RUNPOD = "MODEL_NAME=Qwen/Qwen3-8B\nSPECULATIVE_CONFIG={}\n"
 LMI = "docker run -e HF_MODEL_ID=gpt2 -e OPTION_SPECULATIVE_CONFIG='{}' djl-inference:0.36.0-lmi21.0.0-cu129\n"
@@ -397,8 +553,16 @@ def test_a_form_that_is_not_read_is_named_alone_and_next_to_a_server(tmp_path: P
     (tmp_path / "text.yaml").write_text(text)
     with pytest.raises(InvalidSetup, match=f"{named}.*does not read"):
         read_setups(tmp_path / "text.yaml")
-    if text in (KAITO, DYNAMO):
+    if text == KAITO:
         (tmp_path / "text.yaml").write_text(f"{MODEL_OF_KUBEAI}---\n{text}")
         (reading,) = read_setups(tmp_path / "text.yaml")
         assert "form-unread" in {each.code for each in reading.findings}
         assert judge(reading).accepted is None
+
+
+def test_flags_of_dynamo_are_not_judged_and_no_value_for_them_is_asked_for() -> None:
+    (reading,) = read_setups("python3 -m dynamo.vllm --model m --is-prefill-worker")
+    finding = reading.unknown[""]
+    assert "not judge Dynamo's own flags" in finding.message
+    assert "--is-prefill-worker" in finding.message
+    assert "Insert the value" not in finding.fix

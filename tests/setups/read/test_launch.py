@@ -1,7 +1,7 @@
 import pytest
 
 from draftwise.knowledge.images import find_release
-from draftwise.setups.read import read_setups
+from draftwise.setups.read import SourceText, read_setups
 from draftwise.setups.read.setup_reading import NoServer
 from draftwise.setups.read.shell.launch import find_launches, has_own_entry, is_vllm_image
 
@@ -23,10 +23,17 @@ from draftwise.setups.read.shell.launch import find_launches, has_own_entry, is_
         ("oc run v --image vllm/vllm-openai:v0.19.1 --command -- vllm serve m", "serve", "m", "0.19.1"),
         ("ssh host 'vllm serve m'", "serve", "m", ""),
         ("ssh host 'docker run vllm/vllm-openai:v0.19.1 --model m'", "image", "--model m", "0.19.1"),
+        ("srun --job-name echo vllm serve m", "serve", "m", ""),
         ("sudo podman run --entrypoint vllm docker.io/vllm/vllm-openai:v0.19.1 serve m", "serve", "m", "0.19.1"),
         ("docker run --entrypoint bash vllm/vllm-openai:v0.19.1 -c 'vllm serve m'", "serve", "m", "0.19.1"),
         ("docker run rocm/vllm:rocm6.4_vllm_0.10.1_2025 vllm serve m", "serve", "m", "0.10.1"),
         ("apptainer exec --nv docker://vllm/vllm-openai:v0.27.0 vllm serve m", "serve", "m", "0.27.0"),
+        ("docker run -it --entrypoint bash vllm/vllm-openai:v0.27.0\nvllm serve m", "serve", "m", "0.27.0"),
+        ("docker run -d --entrypoint sh vllm/vllm-openai:v0.27.0\ndocker exec c vllm serve m", "serve", "m", "0.27.0"),
+        ("docker run -it rocm/vllm:rocm6.4_vllm_0.10.1 /bin/bash\nvllm serve m", "serve", "m", "0.10.1"),
+        ("docker run -it rocm/vllm:rocm6.4_vllm_0.10.1\nvllm serve m", "serve", "m", "0.10.1"),
+        ("docker run --entrypoint ls vllm/vllm-openai:v0.27.0\nvllm serve m", "serve", "m", ""),
+        ("docker pull vllm/vllm-openai:v0.27.0\nvllm serve m", "serve", "m", ""),
         ("python -m huggingfaceserver --model_id=m", "huggingfaceserver", "--model_id=m", ""),
     ],
 )  # fmt: skip
@@ -46,6 +53,12 @@ def test_finds_none(text):
 def test_words_that_another_program_adds_are_unknown(text):
     (reading,) = read_setups(text)
     assert "unresolved-variable" in {each.code for each in reading.findings}
+
+
+def test_a_server_runs_in_the_image_of_a_file_or_of_the_container_before_it():
+    for text in ("apptainer run vllm-cpu.sif vllm serve m", "docker run --entrypoint bash x/vllm:1\nvllm serve m"):
+        (reading,) = read_setups(text)
+        assert reading.unknown["engine_version"].code == "image-release-unknown"
 
 
 def test_variables_come_from_everywhere():
@@ -70,8 +83,9 @@ def test_counts_gpus(text, count):
     assert launch.num_gpus == count
 
 
-def test_a_repeated_entry_point_is_named():
-    (launch,) = find_launches("docker run vllm/vllm-openai:v0.20.0 vllm serve m")
+@pytest.mark.parametrize("command", ["vllm serve m", "serve m", "bash", "sh"])
+def test_a_repeated_entry_point_is_named(command):
+    (launch,) = find_launches(f"docker run -it vllm/vllm-openai:v0.20.0 {command}")
     assert [finding.code for finding in launch.findings] == ["entrypoint-repeated"]
 
 
@@ -99,6 +113,7 @@ def test_several_servers_of_one_script():
         ("ghcr.io/llm-d/llm-d-cuda:v0.9.0", "0.26.0"),
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi22.0.0-cu129", ""),
         ("public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.11.0", "0.11.0"),
+        ("openeuler/vllm-cpu:0.10.1-oe2403lts", "0.10.1"),
         ("my/own-vllm-build:v0.19.1", ""),
         ("intel/vllm:0.10.2-xpu", ""),
         ("lmcache/vllm-openai:v0.3.9", ""),
@@ -135,7 +150,9 @@ def test_a_service_without_an_image_is_vllms_by_its_arguments(built: str) -> Non
 @pytest.mark.parametrize("text", ["--port {port}", "--port={port}", "--dtype {dtype}", "--speculative-config '{spec}'"])
 def test_a_name_in_braces_is_filled_in_later(text: str) -> None:
     (reading,) = read_setups(f"vllm serve org/model {text}")
-    assert {finding.code for finding in reading.findings} <= {"unresolved-variable", "template-left"}
+    assert {finding.code for finding in reading.findings} <= {
+        "unresolved-variable", "template-left", "value-open",
+    }  # fmt: skip
     assert reading.findings
 
 
@@ -147,3 +164,28 @@ def test_a_name_in_braces_is_filled_in_later(text: str) -> None:
 def test_the_value_of_a_flag_that_a_release_lacks_is_no_model(text: str, target: str) -> None:
     (reading,) = read_setups(f"vllm serve {text}", engine_version="0.33.0")
     assert (reading.setup.target or "") == target
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "VLLM_ASCEND_ENABLE_NZ=1 vllm serve m",
+        "export HCCL_BUFFSIZE=1024\nvllm serve m",
+        "vllm serve m --quantization ascend",
+        "PT_HPU_LAZY_MODE=1 vllm serve m",
+    ],
+)
+def test_a_hardware_plugin_leaves_the_release_open(text: str) -> None:
+    (reading,) = read_setups(text)
+    assert reading.unknown["engine_version"].code == "plugin-release-open"
+    (reading,) = read_setups(text, engine_version="0.26.0")
+    assert reading.unknown == {}
+    assert "plugin-own-code" in {each.code for each in reading.findings}
+
+
+def test_a_chart_puts_its_command_in_the_place_of_the_images() -> None:
+    chart = "image: {repository: vllm/vllm-openai, tag: v0.26.0, command: [vllm, serve, m/n]}\n"
+    (reading,) = read_setups(SourceText(text=chart, name="values.yaml"))
+    assert "entrypoint-repeated" not in {each.code for each in reading.findings}
+    (reading,) = read_setups("docker run vllm/vllm-openai:v0.26.0 vllm serve m/n")
+    assert "entrypoint-repeated" in {each.code for each in reading.findings}

@@ -8,6 +8,7 @@ import pytest
 
 from draftwise.plan.check import judge
 from draftwise.setups.read import read_setups
+from draftwise.setups.read.pinned_release import find_pinned
 
 SERVE = "vllm serve gpt2\n"
 RUN = 'subprocess.run(["vllm", "serve", "gpt2"])\n'
@@ -217,3 +218,9 @@ def test_a_package_that_a_listed_file_names_without_a_release_is_open(tmp_path: 
     (tmp_path / "requirements.txt").write_text("torch\nvllm  # newest\n")
     (tmp_path / "serve.sh").write_text("pip install -r requirements.txt\n" + SERVE)
     assert {*read_setups(tmp_path / "serve.sh")[0].unknown} == {"engine_version"}
+
+
+@pytest.mark.parametrize("unit", ["x", "\n", "pip install a ", "git clone a ", "vllm>=1 ", "pip_install(", "a/", "uv "])
+def test_a_text_is_searched_in_a_time_that_grows_as_its_length(unit: str) -> None:
+    """Of a search that starts again at each place, half a megabyte would not end within hours."""
+    assert find_pinned(unit * (500_000 // len(unit)), Path()) in ((), ("vllm>=1",), ("vllm>=1 vllm>=1",))

@@ -179,7 +179,8 @@ def test_which_mapping_is_a_config(name: str, text: str, is_config: bool, tmp_pa
         ("0.11.0", "", CheckOutcome.ACCEPTED),
         ("0.11.1", "", CheckOutcome.REJECTED),
         ("0.33.0", "", CheckOutcome.REJECTED),
-        ("0.33.0", " --distributed-executor-backend ray", CheckOutcome.ACCEPTED),
+        ("0.17.1", " --distributed-executor-backend ray", CheckOutcome.ACCEPTED),
+        ("0.33.0", " --distributed-executor-backend ray", CheckOutcome.NOT_JUDGED),  # which no longer installs Ray
     ],
 )
 def test_a_group_joined_by_ray_alone_is_refused_from_the_release_that_counts_the_node(
@@ -214,6 +215,11 @@ UNNAMED = {
     "    applications: [{args: {llm_configs: [{model_loading_config: {model_id: Qwen/Qwen3-8B},\n"
     "      engine_kwargs: {seed: 1}}]}}]\n"
     "  rayClusterConfig: {headGroupSpec: {template: {spec: {containers: [{image: 'rayproject/ray-llm:2.49.0'}]}}}}\n",
+    "truss": "base_image: {image: 'registry.local/team/vllm:7'}\n"
+    "docker_server: {start_command: vllm serve Qwen/Qwen3-8B}\n",
+    "recipe": "recipe_version: '1'\ncontainer: vllm-node\ndefaults: {port: 8000, k: 2}\ncommand: |\n"
+    '  vllm serve Qwen/Qwen3-8B \\\n    --port {port} --speculative-config \'{{"method": "ngram", '
+    '"num_speculative_tokens": {k}, "prompt_lookup_max": 4}}\'\n',
     "dstack": "type: service\nimage: registry.local/team/llm:7\ncommands:\n- vllm serve Qwen/Qwen3-8B\n",
 }
 
@@ -225,6 +231,19 @@ def test_a_container_whose_release_nothing_tells_is_not_judged_by_the_newest(tex
     assert judge(reading).outcome is CheckOutcome.NOT_JUDGED
     (reading,) = read_setups(text, engine_version="0.26.0")
     assert (reading.unknown, judge(reading).outcome) == ({}, CheckOutcome.ACCEPTED)
+
+
+def test_places_of_a_recipe_take_their_defaults_and_stay_open_without_one():
+    text = UNNAMED["recipe"].replace("k: 2", "host: 0.0.0.0").replace("--port {port}", '--host "{host}" -tp {tp}')
+    (reading,) = read_setups(text, engine_version="0.33.0")
+    assert reading.setup.args["host"] == "0.0.0.0"
+    assert "tensor_parallel_size" not in reading.setup.args
+    assert {*reading.unknown} == {"tensor_parallel_size", "speculative_config"}
+    (reading,) = read_setups(UNNAMED["recipe"], engine_version="0.33.0")
+    assert reading.setup.args["port"] == 8000
+    assert reading.setup.spec.to_dict()["num_speculative_tokens"] == 2
+    (reading,) = read_setups(UNNAMED["recipe"], engine_version="0.33.0", given={"k": "7"})
+    assert reading.setup.spec.to_dict()["num_speculative_tokens"] == 7
 
 
 @pytest.mark.parametrize(

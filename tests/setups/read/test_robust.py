@@ -5,10 +5,13 @@ import random
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.bounded import STEPS, run_bounded
 
 from draftwise.core import InvalidSetup
 from draftwise.setups.read import SetupReading, read_setups
 from draftwise.setups.read.manifests.yaml_text import read_yaml
+from draftwise.setups.read.shell import script_runner
+from draftwise.setups.read.shell.script import run_script
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -113,3 +116,55 @@ def test_hostile_yaml_is_refused(text, code):
     with pytest.raises(InvalidSetup) as error:
         read_yaml(text)
     assert error.value.findings[0].code == code
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("kind: Secret\ndata: {vllm: " + "Ab1/" * 40_000 + "}\n", "Pass the command"),
+        ("# vllm by old.sh\nexec /opt/start.sh # not by stop.sh\n", "It seems to run start.sh"),
+    ],
+    ids=["secret", "script"],
+)
+def test_a_text_without_a_server_is_refused_however_long_its_words_are(text, told):
+    with pytest.raises(InvalidSetup) as error:
+        read_setups(text)
+    assert error.value.findings[0].code == "no-server"
+    assert error.value.findings[0].fix.startswith(told)
+
+
+@pytest.mark.parametrize("unit", ["A=1 ", "for ((\n"])
+def test_steps_grow_no_faster_than_a_script(unit, monkeypatch):
+    monkeypatch.setattr(script_runner, "_MAX_STEPS", 20)
+    _, few, many = (
+        run_bounded(lambda count=count: run_script(unit * count + "\nvllm serve m"), 9 * STEPS)
+        for count in (70, 71, 284)
+    )
+    assert many < 1.6 * 4 * few
+
+
+@pytest.mark.parametrize(
+    ("head", "unit"),
+    [("[Service]\n", "ExecStart=/bin/vllm serve m\n" + 40 * "Nice=1\n"), ("vllm serve m ", 40 * 'A={"a":')],
+    ids=["unit", "json"],
+)
+def test_steps_grow_no_faster_than_a_text(head, unit):
+    _, few, many = (
+        run_bounded(lambda count=count: read_setups(head + unit * count), 40 * STEPS) for count in (9, 10, 40)
+    )
+    assert many < 1.6 * 4 * few
+
+
+def test_functions_that_call_each_other_twice_are_looked_at_once(monkeypatch):
+    monkeypatch.setattr(script_runner, "_MAX_STEPS", 20)
+    calls = "".join(f"f{each}() {{ f{each + 1}; f{each + 1}; }}\n" for each in range(40))
+    run_bounded(lambda: run_script(calls + "for i in $x; do f0; done\nvllm serve m"), STEPS)
+
+
+def test_a_script_with_too_many_steps_is_refused_with_its_line(monkeypatch):
+    monkeypatch.setattr(script_runner, "_MOST_WORK", 100_000)
+    with pytest.raises(InvalidSetup) as refused:
+        read_setups("".join(f"A{each}=1\n" for each in range(400)) + "vllm serve m")
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.where) == ("too-long", "line 96")
+    assert "100,000" in finding.message

@@ -359,9 +359,10 @@ def test_a_config_that_a_script_writes_is_the_file_that_bash_writes(script: str,
     assert on_disk.setup.target in ("Qwen/Qwen3-8B", "m", "2")
 
 
+@pytest.mark.parametrize("starts", ["", "exec ", "bash -c '", "bash -c 'exec "])
 @pytest.mark.parametrize("between", ["  # --enforce-eager \\\n", "\n", "  # a comment\n"])
-def test_flags_behind_a_comment_or_a_blank_line_are_lost(between: str, tmp_path: Path):
-    text = f"vllm serve m --seed 1 \\\n{between}  --max-num-seqs 8\n"
+def test_flags_behind_a_comment_or_a_blank_line_are_lost(between: str, starts: str, tmp_path: Path):
+    text = f"{starts}vllm serve m --seed 1 \\\n{between}  --max-num-seqs 8{chr(39) * starts.count(chr(39))}\n"
     assert Stub(tmp_path).run(text, {}) == [["serve", "m", "--seed", "1"]]
     (reading,) = read_setups(text)
     assert [each.code for each in reading.findings] == ["lost-continuation"]

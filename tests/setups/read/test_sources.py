@@ -107,6 +107,11 @@ class TestJson:
         assert (reading.setup.target, dict(reading.setup.args)) == ("m", {"seed": 1})
         assert codes(reading) == ["unknown-engine-argument"]
 
+    @pytest.mark.parametrize("slip", ["speculative_confg", "tensor_paralel_size"])
+    def test_a_slip_in_a_setup_is_named(self, slip: str) -> None:
+        (reading,) = read_setups(json.dumps({"target": "m", slip: {"method": "ngram"}}))
+        assert [slip in each.message for each in reading.findings] == [True]
+
     def test_duplicates_are_named(self):
         (reading,) = read_setups('{"method": "ngram", "method": "eagle"}')
         assert "duplicate-key" in codes(reading)
@@ -148,7 +153,7 @@ services:
         assert dict(first.setup.env) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
         assert (first.setup.device.count, codes(first)) == (2, ["fewer-gpus-than-ranks"])
         assert (second.setup.engine_version, dict(second.setup.env)) == ("0.19.1", {"VLLM_X": "1"})
-        assert (codes(second), second.unknown) == (["unresolved-variable", "taken-as-not-set"], {})
+        assert (codes(second), second.unknown) == (["value-open", "taken-as-not-set"], {})
         assert second.findings[0].where == f"{path}:13 services.text.command --port"
         assert codes(third) == []
 

@@ -13,7 +13,7 @@ from draftwise.backends.url import UrlBackend
 from tests.support.fake_server.engine import FakeEngine, Incoming, Page
 from tests.support.fake_server.script import FakeScript
 from tests.support.fake_server.server import FakeServer
-from tests.support.fake_server.stream import Stream
+from tests.support.fake_server.stream import Outlet, Stream
 
 __all__ = ["FakeBackend"]
 
@@ -104,7 +104,7 @@ class FakeBackend(UrlBackend):
             raise self._broken("closed by the server", exchange)
         return exchange
 
-    def _handle(self, path: str, body: bytes, outlet: _Memory) -> Page | Stream:
+    def _handle(self, path: str, body: bytes, outlet: Outlet) -> Page | Stream:
         try:
             return self.engine.handle(Incoming(path=path, body=body, arrived=self.now()), outlet)
         except ConnectionError as error:

@@ -135,7 +135,7 @@ def test_a_parent_lists_what_it_may_be_and_how_to_find_out() -> None:
     (found,) = diagnose({"spec": [FALLEN]}, expect(baseline=make_baseline()))
     assert found.code == "acceptance-fell"
     assert {"traffic-changed", "drafter-changed", "context-grew"} <= set(found.candidates)
-    assert found.settles == "draftwise watch a --probe"
+    assert found.settles == "draftwise watch URL --baseline baseline.json --probe"
 
 
 def test_every_rule_and_every_row_can_be_reached() -> None:

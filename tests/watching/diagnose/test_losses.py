@@ -90,7 +90,7 @@ def test_a_check_of_the_setup_confirms_or_rules_out() -> None:
     assert "context-gated" not in first.candidates
     (first, *_) = diagnose({"spec": [ZERO]}, EXPECTED)
     assert "context-gated" in first.candidates
-    assert first.settles == "draftwise watch a --setup FILE"
+    assert first.settles == "draftwise watch URL --setup FILE"
 
 
 def test_how_far_graphs_reach_does_not_say_that_a_batch_is_beyond() -> None:

@@ -62,6 +62,18 @@ def test_one_of_servers_that_count_no_drafts_is_named() -> None:
     assert (first.code, first.where) == ("replica-outlier", "http://0")
 
 
+@pytest.mark.parametrize(
+    ("lengths", "named"),
+    [((2.8, 2.7, 1.0, 2.9), "2"), ((3.1, 1.1), "1"), ((2.8, 2.0, 2.9), ""), ((1.0, 1.0), ""), ((2.8,), "")],
+)
+def test_a_rank_is_told_by_the_gauges_of_a_server_that_counts_over_all(lengths: tuple[float, ...], named: str) -> None:
+    load = ServerLoad(running=16.0, lengths={str(rank): each for rank, each in enumerate(lengths)})
+    found = diagnose({"spec": [replace(make(SPEC, 0, ranks=False), load=load)]})
+    assert [(each.code, f"rank {named} gives" in each.message) for each in found] == [("replica-outlier", True)] * bool(
+        named
+    )
+
+
 @pytest.mark.parametrize("load", [ServerLoad(running=16.0, waiting=0.0), ServerLoad(running=0.0, waiting=90.0)])
 def test_a_hung_engine_is_the_first_finding(load: ServerLoad) -> None:
     idle = replace(SPEC, steps=0.0, finished=0.0, prompt_tokens=0.0)

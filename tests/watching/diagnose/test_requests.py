@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.made_windows import ASKED_SPEC, HEALTHY, PLAIN_WINDOW, expect, make_baseline, make_window
 from tests.support.production import PLAIN, SPEC
 
-from draftwise.core import Diagnosis, ServerLoad, Window
+from draftwise.core import Diagnosis, ServerLoad, SpecConfig, Window
 from draftwise.watching.diagnose import SideInfo, diagnose
 
 USUAL = {"aborted": 0.05, "failed": 0.0, "capped": 0.3, "refused": 0.02, "broken": 0.0, "corrupted": 0.0}
@@ -130,6 +130,68 @@ def test_one_replica_that_hits_little_is_named_unless_its_cache_is_new(uptime_s:
     assert all(each.where == "c" for each in found)
 
 
+def test_one_replica_that_is_worse_than_the_plain_pool_is_named_and_the_pool_is_not_blamed() -> None:
+    windows = [replace(HEALTHY, instance=name, uptime_s=300_000.0) for name in "abc"]
+    counters = replace(windows[2].counters, prefix_hits=0)
+    slow = replace(windows[2].sums, prefill_s=10 * (windows[2].sums.prefill_s or 0.0))
+    for ill, code in (({"counters": counters}, "prefix-hits-fell"), ({"sums": slow}, "ttft-worse")):
+        found = judge([*windows[:2], replace(windows[2], **ill)], PLAIN_WINDOW)
+        assert [(each.code, each.where) for each in found if each.code in ("prefix-lost", code)] == [(code, "c")]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_servers_with_another_k_shorten_no_drafts(others: int) -> None:
+    short = make_window(replace(SPEC, positions=SPEC.positions[:1]), instance="b")
+    stats = replace(short.counters.spec, num_draft_tokens=short.counters.spec.num_drafts)
+    found = judge([*[HEALTHY] * others, replace(short, counters=replace(short.counters, spec=stats))])
+    codes = {each.code for each in found}
+    assert ("k-changed" in codes, "drafts-shortened" in codes) == (True, False)
+    assert not any("structured outputs" in each.fix for each in found)
+
+
+@pytest.mark.parametrize(("accepted", "k", "is_own"), [(0.0, 3, True), (0.5, 3, True), (0.0, 1, True), (0.5, 1, False)])
+def test_an_outlier_is_a_finding_of_its_own_unless_its_k_explains_it(accepted: float, k: int, is_own: bool) -> None:
+    """All draft another number of tokens than is configured, which explains no difference between them."""
+    ill = make_window(replace(SPEC, positions=tuple(accepted * each for each in SPEC.positions[:k])), instance="b")
+    drafts = ill.counters.spec.num_drafts
+    stats = replace(ill.counters.spec, num_draft_tokens=k * drafts)
+    ill = replace(ill, counters=replace(ill.counters, spec=stats))
+    asked = SideInfo(spec=SpecConfig(num_speculative_tokens=4))
+    found = {each.code: each for each in diagnose({"spec": [HEALTHY, ill]}, asked=asked)}
+    assert "k-changed" in found
+    assert found["replica-outlier"].where == "b"
+    assert (found["replica-outlier"].follows_from == "") == is_own
+
+
+def test_of_a_server_with_short_drafts_its_own_k_is_told() -> None:
+    def with_k(name: str, k: int, drafted: float) -> Window:
+        window = make_window(replace(SPEC, positions=(0.5, 0.1, *[0.0] * (k - 2))), instance=name)
+        stats = replace(window.counters.spec, num_draft_tokens=round(drafted * window.counters.spec.num_drafts))
+        return replace(window, counters=replace(window.counters, spec=stats))
+
+    asked = SideInfo(spec=SpecConfig(num_speculative_tokens=8))
+    found = diagnose({"spec": [with_k("a", 4, 4), with_k("b", 8, 2)]}, asked=asked)
+    assert [each.message for each in found if each.code == "drafts-shortened"] == [
+        "On b, a draft has 2.0 tokens on average, but 8 are configured."
+    ]
+
+
+def test_what_one_replica_has_too_much_of_is_its_own() -> None:
+    loads = [replace(HEALTHY.load, running=running, waiting=20.0) for running in (20.0, 20.0, 90.0)]
+    windows = [replace(HEALTHY, instance=name, load=load) for name, load in zip("abc", loads, strict=True)]
+    assert [each.where for each in judge(windows) if each.code == "above-crossover"] == ["c"]
+
+
+@pytest.mark.parametrize("curve", [True, False])
+def test_steps_that_are_as_long_as_measured_under_a_load_make_no_outlier(curve: bool) -> None:
+    """A replica with a backlog runs many requests, as many of which end as elsewhere."""
+    longer = (33.0 / 27.0) * 1.1
+    sums = replace(HEALTHY.sums, decode_s=longer * (HEALTHY.sums.decode_s or 0.0))
+    busy = replace(HEALTHY, instance="c", load=replace(HEALTHY.load, running=64.0), sums=sums)
+    codes = {each.code for each in judge([HEALTHY, replace(HEALTHY, instance="b"), busy], curve=curve)}
+    assert ("replica-outlier" in codes) is not curve
+
+
 def test_who_has_no_request_while_others_queue_is_named() -> None:
     queueing = make_window(replace(SPEC, waiting=20.0), instance="a")
     queueing = replace(queueing, sums=replace(queueing.sums, queue_s=20 * (queueing.sums.finished or 0.0)))
@@ -147,6 +209,28 @@ def test_a_queue_is_seen_by_its_length_where_no_times_are_told() -> None:
         "14 requests wait for an engine that runs 1, on average. The KV cache is 76% full.",
     )
     assert judge([replace(logged, load=ServerLoad(running=30.0, waiting=6.0))]) == ()
+    counted = replace(logged, sums=type(HEALTHY.sums)(finished=HEALTHY.sums.finished))
+    assert [each.code for each in judge([counted])] == ["queue-grew"]
+
+
+def test_a_prefix_cache_that_is_off_is_told() -> None:
+    off = replace(HEALTHY, counters=replace(HEALTHY.counters, prefix_queries=0, prefix_hits=0))
+    (found,) = judge([off], earlier=HEALTHY)
+    assert found.code == "prefix-hits-fell"
+    assert found.message.startswith("0% of the prompt tokens come from the prefix cache")
+    assert judge([off], earlier=off) == ()
+
+
+def test_a_server_that_only_prefills_is_no_replica_that_lost_its_flag() -> None:
+    prefill = ending({"capped": 1.0, "aborted": 0.0}, instance="c", window=PLAIN_WINDOW)
+    sums = replace(prefill.sums, finished_tokens=prefill.sums.finished)
+    prefill = replace(prefill, pool="spec", sums=sums)
+    decode = [ending({}), ending({}, instance="b")]
+    assert judge([*decode, prefill]) == ()
+    (failing,) = judge([*decode, replace(prefill, sums=replace(sums, failed=0.2 * (sums.finished or 0.0)))])
+    assert (failing.code, failing.where) == ("requests-fail", "c")
+    lost = replace(prefill, sums=replace(sums, finished_tokens=PLAIN_WINDOW.sums.finished_tokens))
+    assert "partial-rollout" in {each.code for each in judge([*decode, lost])}
 
 
 def test_a_plain_pool_that_is_preempted_spoils_what_is_held_against_it() -> None:

@@ -190,6 +190,9 @@ def test_without_a_baseline_the_methods_band_is_a_note_and_with_one_it_is_not_sa
     (found,) = [each for each in diagnose({"spec": [window]}, asked=SideInfo(spec=ASKED_SPEC)) if not each.follows_from]
     assert (found.code, found.severity) == ("acceptance-low", "info")
     assert "acceptance-low" not in name(judge(window))
+    found = {each.code: each.message for each in diagnose({"spec": [change(positions=(0.13, 0.05, 0.02))]})}
+    assert "all methods: 30% to 92%" in found["acceptance-low"]
+    assert diagnose({"spec": [window]}) == ()
     probed = SideInfo(spec=ASKED_SPEC, probe=DIFFERS)  # it needs no window of the good time
     assert name(list(diagnose({"spec": [window]}, asked=probed))) == ["drafter-changed"]
 
@@ -213,6 +216,12 @@ def test_the_evidence_names_the_position_of_each_rate() -> None:
     )
 
 
+def test_the_last_position_of_one_k_is_not_judged_by_the_drafts_of_another() -> None:
+    short, long = change(positions=(0.6, 0.3)), change(positions=(0.6, 0.3, 0.02))
+    assert "tail-dead" in {each.code for each in judge(long)}
+    assert "tail-dead" not in {each.code for each in judge(short, replace(long, instance="b"))}
+
+
 def test_drafts_of_varying_length_without_positions_tell_no_k() -> None:
     """llama.cpp and SGLang end drafts anywhere, and count no positions."""
     window = change(k=2.4)
@@ -230,6 +239,23 @@ def _with_tail(window: Window, *, beyond: float) -> Window:
     total = window.sums.finished or 0.0
     tail = ((edge, beyond * total) for edge in (0.04, 0.1))
     return replace(window, slower_than=((0.0, total), (0.02, total), *tail, (0.2, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("ill", "running", "where"),
+    [((0, 1, 2), 8.0, "spec"), ((1,), 8.0, "b"), ((1,), 20.0, "")],
+    ids=["all", "one", "one with other load"],
+)
+def test_a_tail_is_told_of_those_that_have_it_under_the_load_of_the_plain_pool(
+    ill: tuple[int, ...], running: float, where: str
+) -> None:
+    beyond = [0.06 if number in ill else 0.0 for number in range(3)]
+    windows = [
+        _with_tail(replace(HEALTHY, instance=name), beyond=each) for name, each in zip("abc", beyond, strict=True)
+    ]
+    windows[1] = replace(windows[1], load=replace(windows[1].load, running=running))
+    found = diagnose({"spec": windows}, plain=[_with_tail(ALIKE, beyond=0.0)])
+    assert [each.where for each in found if each.code == "p99-worse"] == ([where] if where else [])
 
 
 DRAFTING_PLAIN = make_window(SPEC, pool="plain", instance="p")

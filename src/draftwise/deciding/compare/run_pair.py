@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Comparison, Decision, Interval, Run, SpecStats, Verdict
+from draftwise.core.comparison import ALL
 from draftwise.core.documents import to_json
 from draftwise.core.grouping import group_by
 from draftwise.deciding.compare.changes import CellChange, compare_cells
@@ -30,6 +31,8 @@ class PairSide:
     results: Results
     decision: Decision | None
     """None for results of other tools, which have no verdicts."""
+    is_finished: bool = True
+    """Whether the run came to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class RunPair:
     cells: tuple[CellChange, ...]
     verdicts: tuple[VerdictChange, ...]
     left_out: tuple[str, ...]
-    """Cells that only one measurement has, in words."""
+    """Cells that only one measurement has, and runs that were stopped, in words."""
 
     @property
     def unasked(self) -> tuple[ContextDifference, ...]:
@@ -55,10 +58,24 @@ class RunPair:
         return not self.unasked
 
     @property
+    def gap(self) -> str:
+        """Why two runs cannot tell whether the answer is still true, in words; empty if they can."""
+        decisions = [side.decision for side in (self.before, self.after)]
+        if stopped := [each.results.source for each in (self.before, self.after) if not each.is_finished]:
+            return f"{' and '.join(stopped)} stopped early"
+        if None not in decisions and not self.verdicts:
+            names = (", ".join(_list_candidates(side)) or "none" for side in (self.before, self.after))
+            return "no candidate was measured in both, under one name ({} before, {} after)".format(*names)
+        lost = sorted(_list_adopted(self.before) - set(_list_candidates(self.after)))
+        if None not in decisions and lost:
+            return f"{' and '.join(lost)} {'was' if len(lost) == 1 else 'were'} not measured again"
+        return ""
+
+    @property
     def is_still_true(self) -> bool | None:
         """Whether every verdict of the first run still holds; None if that cannot be determined."""
         kept = {each.kept for each in self.verdicts}
-        if not self.is_like_for_like:
+        if not self.is_like_for_like or self.gap:
             return None
         if VerdictOutcome.CHANGED in kept:
             return False
@@ -73,7 +90,8 @@ def read_side(path: Path) -> PairSide:
     """
     if (path / "manifest.json").is_file():
         found = conclude_run(RunDirectory(path).read())
-        return PairSide(results=make_results(found, str(path)), decision=found.decision)
+        finished = not found.run.seconds_short
+        return PairSide(results=make_results(found, str(path)), decision=found.decision, is_finished=finished)
     return PairSide(results=read_results(path), decision=None)
 
 
@@ -91,20 +109,46 @@ def compare_sides(before: PairSide, after: PairSide, asked: Collection[str]) -> 
     pairs = _match(before.results, after.results)
     taken = {id(cell) for pair in pairs for cell in pair}
     left = [
+        f"{side.results.source}: stopped before its end, so its verdicts are those so far. Go on with "
+        f"draftwise decide --resume {shlex.quote(str(side.results.source))}"
+        for side in (before, after)
+        if not side.is_finished
+    ]
+    left += [
         f"{' · '.join(cell.key)}: only in {results.source}"
         for results in (before.results, after.results)
         for cell in results.cells
         if id(cell) not in taken
     ]
+    alone = set(_list_candidates(before)) ^ set(_list_candidates(after))
+    differences = (
+        each
+        for each in find_context_differences(before.results, after.results, asked)
+        if not any(f"{each.name}.".startswith(f"{each.kind}.{arm}.") for arm in alone)
+    )
     comparisons = [() if side.decision is None else side.decision.comparisons for side in (before, after)]
     return RunPair(
         before=before,
         after=after,
-        differences=(*find_context_differences(before.results, after.results, asked), *_other_places(pairs, asked)),
+        differences=(*differences, *_other_places(pairs, asked)),
         cells=tuple(compare_cells(old, new) for old, new in pairs),
         verdicts=compare_verdicts(*comparisons),
         left_out=tuple(left),
     )
+
+
+def _list_candidates(side: PairSide) -> list[str]:
+    """Return the names of a run's candidates, sorted."""
+    return sorted({each.candidate for each in side.decision.comparisons} if side.decision is not None else ())
+
+
+def _list_adopted(side: PairSide) -> set[str]:
+    """Return the candidates that a run adopts or recommends."""
+    if side.decision is None:
+        return set()
+    recommended = (each for advice in side.decision.recommendations for each in advice.adopted)
+    adopted = (each for each in side.decision.comparisons if each.verdict is Verdict.ADOPT)
+    return {each.candidate for each in (*adopted, *recommended)}
 
 
 def _other_places(
@@ -126,7 +170,10 @@ def _match(before: Results, after: Results) -> list[tuple[ArmResults, ArmResults
     if not pairs and len(before.cells) == len(after.cells) == 1:
         pairs = [(before.cells[0], after.cells[0])]
     if not pairs:
-        names = [", ".join(sorted(" · ".join(cell.key) for cell in side.cells)[:6]) for side in (before, after)]
+        names = [
+            ", ".join(sorted(" · ".join(cell.key) for cell in side.cells)[:6]) or "nothing was measured"
+            for side in (before, after)
+        ]
         raise refusal("nothing-in-common", after=after.source, before=before.source, theirs=names[1], ours=names[0])
     return pairs
 
@@ -159,12 +206,13 @@ class VerdictChange:
 
 
 def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) -> tuple[VerdictChange, ...]:
-    """Return every comparison that both runs have."""
+    """Return every comparison that both runs have. Pooled ones are shared if they pool the same workloads."""
     known = {each.key: each for each in before}
+    pools = [{each.key[:2] for each in side if each.workload != ALL} for side in (before, after)]
     found = []
     for each in after:
         old = known.get(each.key)
-        if old is not None:
+        if old is not None and (each.workload != ALL or pools[0] == pools[1]):
             found.append(
                 VerdictChange(
                     workload=each.workload,

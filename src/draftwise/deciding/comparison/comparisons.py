@@ -9,7 +9,20 @@ from statistics import fmean
 
 import numpy as np
 
-from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Origin, Run, Timing, TurnRecord, Verdict, Workload
+from draftwise.core import (
+    Answer,
+    ClosedLoop,
+    Comparison,
+    Counters,
+    Interval,
+    Origin,
+    Run,
+    Settled,
+    Timing,
+    TurnRecord,
+    Verdict,
+    Workload,
+)
 from draftwise.core.comparison import ALL, GuardedHarm
 from draftwise.core.grouping import group_by
 from draftwise.deciding.comparison.cell import Cell, PairedRequest, Unit, make_cells
@@ -24,6 +37,7 @@ from draftwise.statistics import (
     Conclusion,
     Design,
     GuardReading,
+    LeaveReason,
     Looks,
     OrderBreak,
     PowerOutlook,
@@ -39,6 +53,8 @@ from draftwise.statistics import (
     find_split_apart,
     find_step_noise,
     find_unrest,
+    find_warm_noise,
+    find_waves,
     goodput_change,
     guard_delay,
     guard_tail,
@@ -54,6 +70,8 @@ from draftwise.statistics import (
 
 _AT_ONCE = 0.25
 """Share of the mean seconds between arrivals below which two came at once: a gateway or the client held one up."""
+_MOST_LONGER, _ROUNDING = 0.25, 1e-9
+"""By how much (log) one more draft token may lengthen a step: a drafter's own pass, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +311,7 @@ def _find_looks(run: Run, cell: Cell, done: int) -> tuple[Looks, bool]:
     """Return the looks at a cell before what is there now, and whether that is its end."""
     key = (cell.workload, cell.condition.label, cell.candidate)
     looks = [each for each in run.looks if each.key == key]
-    stopped = next((each for each in run.settled if each.key == key), None)
+    stopped = _find_end(run, key)
     if not looks:
         # In earlier runs every repetition was a look, and a cell that was stopped has no more of them.
         is_early = stopped is not None and stopped.blocks is None and 0 < stopped.passes < run.plan.repeats
@@ -424,8 +442,21 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         pace=_find_doubt_of_pace(run, cell, _find_claim(ratios)),
         lost=_sum_up(lost, run, estimates.whole),
         order_break=_find_order_break(estimates),
-        left=next((each.reason for each in reversed(run.settled) if each.key == comparison.key), ""),
+        left=_find_why_left(run, comparison.key, estimates.done),
     )
+
+
+def _find_end(run: Run, key: tuple[str, str, str]) -> Settled | None:
+    """Return the last word on why a cell was stopped: those that left for lack of time may have come back."""
+    return next((each for each in reversed(run.settled) if each.key == key), None)
+
+
+def _find_why_left(run: Run, key: tuple[str, str, str], done: int) -> str:
+    """Return why a cell was not measured on; empty if it was, as there was time after all."""
+    last = _find_end(run, key)
+    if last is None or (last.reason == LeaveReason.NO_TIME and done > (last.blocks or done)):
+        return ""
+    return last.reason
 
 
 def _bound_log_itself(estimates: Estimates) -> Interval | None:
@@ -469,7 +500,8 @@ def _find_doubt_of_pace(run: Run, cell: Cell, claimed: float) -> PaceDoubt | Non
     slower = int(claimed < 0)
     # A baseline that is faster part of the time may answer from a cache: without drafts all its steps are alike.
     for own in sorted({0, slower}):
-        if ratio := find_unrest(*_read_requests(cell, own), claimed=abs(claimed)):
+        waves = find_waves(paces[own], paces[1 - own], claimed=abs(claimed))
+        if ratio := waves or find_unrest(*_read_requests(cell, own), claimed=abs(claimed)):
             return PaceDoubt(arm=(cell.baseline, cell.candidate)[own], ratio=ratio, share=None, in_spells=True)
     gaps = [(_read_gaps(each.baseline, 1), _read_gaps(each.candidate, 2)) for each in cell.paired]
     if ratio := find_pauses(*([each[arm] for each in gaps] for arm in (slower, 1 - slower)), claimed=abs(claimed)):
@@ -491,11 +523,12 @@ def _find_slowed(run: Run, cell: Cell, paces: tuple[Array, Array], claimed: floa
         return None
     if claimed < 0 and (quick := _find_quick(run, cell, paces, claimed)):
         return quick
-    if not {(arm, is_late) for arm in arms for is_late in (False, True)} <= taken.keys():
-        return None
     logs = {key: math.log((max if key[1] else min)(each.seconds for each in mine)) for key, mine in taken.items()}
-    changes = [logs[arm, True] - logs[arm, False] for arm in arms]
-    error = find_step_noise(paces[1] - paces[0])
+    by_arm = {arm: logs[arm, True] - logs[arm, False] for arm, is_late in logs if is_late and (arm, False) in logs}
+    if not by_arm.keys() >= {*arms}:
+        return None
+    changes = [by_arm[arm] for arm in arms]
+    error = max(find_step_noise(paces[1] - paces[0]), find_warm_noise([*by_arm.values()]))
     for own, arm in enumerate(arms):
         if has_slowed(changes[own], changes[1 - own], error, claimed=claimed):
             ratio = math.exp(changes[own] - changes[1 - own])
@@ -524,7 +557,8 @@ def _find_quick(run: Run, cell: Cell, paces: tuple[Array, Array], claimed: float
 def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
     """Return [T] when paired blocks began, and [T] logarithms of both arms' seconds per decoding step in them.
 
-    All workloads under the condition tell of a server's pace, each as far as it is from its own mean.
+    All workloads under the condition tell of a server's pace, each as far as it is from its own mean. A step that
+    drafts more takes longer: that is no pace.
     """
     answers = group_by(lambda answer: answer.turn, run.answers)
     blocks: dict[tuple[object, ...], dict[str, TurnRecord]] = {}
@@ -542,14 +576,26 @@ def _read_paces(run: Run, cell: Cell) -> tuple[Array, tuple[Array, Array]]:
                 for arm in (cell.baseline, cell.candidate)
             ]
             if None not in paces:
-                rows.append((pair[cell.candidate].turn, pair[cell.candidate].workload, *paces))
+                drafting = pair[cell.candidate]
+                rows.append((drafting.turn, drafting.workload, *paces, _count_drafts(drafting.counters)))
     rows.sort()
     kinds = np.array([row[1] for row in rows])
-    paces_AT = np.array([[row[2] for row in rows], [row[3] for row in rows]], dtype=np.float64)
+    read_CT = np.array([row[2:] for row in rows], dtype=np.float64).reshape(-1, 3).T
     for kind in dict.fromkeys(kinds.tolist()):
         mine_T = kinds == kind
-        paces_AT[:, mine_T] -= paces_AT[:, mine_T].mean(axis=1, keepdims=True)
-    return np.array([row[0] for row in rows], dtype=np.float64), (paces_AT[0], paces_AT[1])
+        read_CT[:, mine_T] -= read_CT[:, mine_T].mean(axis=1, keepdims=True)
+    plain_T, candidate_T, drafts_T = read_CT
+    # From one block to the next, so that what changes with time stays a change of pace.
+    more_T, slower_T = np.diff(drafts_T), np.diff(candidate_T)
+    longer = min(_MOST_LONGER, max(0.0, float(more_T @ slower_T)) / max(float(more_T @ more_T), _ROUNDING))
+    return np.array([row[0] for row in rows], dtype=np.float64), (plain_T, candidate_T - longer * drafts_T)
+
+
+def _count_drafts(counters: Counters) -> float:
+    """Return the draft tokens of a step."""
+    return counters.spec.num_draft_tokens / max(
+        1, (counters.generation_tokens or 0) - counters.spec.num_accepted_tokens
+    )
 
 
 def _read_requests(cell: Cell, slower: int) -> tuple[Array, Array, Array | None]:
@@ -566,7 +612,7 @@ def _read_requests(cell: Cell, slower: int) -> tuple[Array, Array, Array | None]
         plain = _read_pace((each.baseline,), 1.0)
         drafting = _read_pace((each.candidate,), mine.tokens_per_step if is_alone else None)
         if plain is not None and drafting is not None:
-            drafted = mine.spec.num_draft_tokens / max(1, (mine.generation_tokens or 0) - mine.spec.num_accepted_tokens)
+            drafted = _count_drafts(mine)
             paces = (drafting, plain) if slower else (plain, drafting)
             rows.setdefault(each.unit[0], []).append((*paces, drafted, timing.num_tokens / len(timing.chunks)))
     by_kind = [np.array(found) - np.mean(found, axis=0) for found in rows.values()]
@@ -725,8 +771,7 @@ def _correct_for_number(found: Sequence[ComparisonNumbers], thresholds: Threshol
 def _test(estimates: Estimates, ratio: float, *, gains: bool) -> float:
     """Return twice the one-sided p-value of no gain beyond a ratio, or of no loss, corrected for looks."""
     p = estimates.ratios.deciding.p_above(ratio)
-    two_sided = min(1.0, 2 * (p if gains else 1 - p))
-    return estimates.looks.adjust(two_sided, estimates.done, is_end=estimates.is_end)
+    return estimates.looks.adjust(2 * (p if gains else 1 - p), estimates.done, is_end=estimates.is_end)
 
 
 def _find_leader(mine: ComparisonNumbers, others: Sequence[ComparisonNumbers]) -> ComparisonNumbers:

@@ -19,9 +19,9 @@ _EARLY_TOKENS, _EARLY_CHARS = 16, 64
 """A difference before this many tokens, or characters, is early: rounding rarely causes one."""
 _EARLY_SHARE, _EARLY_CHANCE = 0.25, 1e-3
 """Share of outputs that may differ early due to rounding, and the probability below which more is not rounding."""
-_CLOSE, _FAR = 2.0, 3.0
-"""Multiple of the rounding scale within which two tokens are nearly equal: such outputs may differ anywhere. Beyond the
-second one, a quarter of all outputs do not differ by rounding."""
+_CLOSE, _FAR, _FAR_SHARE = 2.0, 3.0, 0.1
+"""Multiple of the rounding scale within which two tokens are nearly equal: such outputs may differ anywhere. Rounding
+puts at most this share of the differences beyond the second: 0.001, and 0.07 if the true scale is twice as large."""
 _LONGER_Z = 3.3
 """Number of standard errors (p = 0.001): a sweep makes many comparisons, and none may give a hint by chance."""
 
@@ -68,7 +68,7 @@ def _judge(
     apart = [each for each in ties if is_apart(views[each.unit], scale)]
     early = [each for each in (*unknown, *apart) if is_early(each)]
     far = [each for each in ties if is_apart(views[each.unit], scale, _FAR)]
-    far = far if is_too_often(len(far), len(cell.units)) else []
+    far = far if is_too_often(len(far), len(ties), _FAR_SHARE) else []
     if real or far or is_too_often(len(early), len(cell.units)):
         yield _describe(cell, real or far or early, views)
         if 2 * len(parted := [*filter(is_early, real), *early]) > len(cell.units):
@@ -114,9 +114,9 @@ def is_early(difference: OutputDifference) -> bool:
     return difference.shared_chars < _EARLY_CHARS
 
 
-def is_too_often(count: int, of: int) -> bool:
-    """Return whether more outputs diverge early than rounding explains (exact binomial test)."""
-    chance = sum(comb(of, k) * _EARLY_SHARE**k * (1 - _EARLY_SHARE) ** (of - k) for k in range(count, of + 1))
+def is_too_often(count: int, of: int, share: float = _EARLY_SHARE) -> bool:
+    """Return whether more outputs diverge early, or far, than rounding explains (exact binomial test)."""
+    chance = sum(comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(count, of + 1))
     return count > 0 and chance < _EARLY_CHANCE
 
 

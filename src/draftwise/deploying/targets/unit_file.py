@@ -31,7 +31,7 @@ def _render(order: ServiceOrder) -> str:
         "Restart=on-failure",
         "RestartSec=10",
         f"TimeoutStartSec={order.startup_s}",
-        f"MemoryMax={ceil(order.host.memory_bytes / _MIB)}M",
+        f"MemoryMax={ceil(order.host.limit_bytes / _MIB)}M",
         "",
         "[Install]",
         "WantedBy=multi-user.target",

@@ -71,7 +71,7 @@ def check_context(context: Context) -> Report:
     findings: list[Finding] = []
 
     def tell(*found: Finding) -> None:
-        findings.extend(of_release(each, release) for each in found)
+        findings[:] = dict.fromkeys((*findings, *(of_release(each, release) for each in found)))
 
     tell(*find_remarks(release), *find_doubts(release), *context.rulings)
     resolved: Resolved | None = None
@@ -86,8 +86,7 @@ def check_context(context: Context) -> Report:
             findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
             resolved = _forget_doubted(resolved, findings)
-            met = tuple(find_met(context, resolved))
-            possible = tuple(find_met(context, resolved, possibly=True))
+            met, possible = find_met(context, resolved)
             tell(*(each for each in find_serving(context, resolved) if not contradicts(each, possible)))
             tell(*find_defects(context, met, findings))
             tell(*find_on_some_gpus(context, resolved, possible))
@@ -257,15 +256,51 @@ def _pair(one: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[
     return [(name, one.get(name), other.get(name)) for name in dict.fromkeys((*one, *other))]
 
 
+_TRIED: Mapping[str, tuple[Any, ...]] = MappingProxyType({
+    "bool": (False, True), "int": (1, 2, 3, 8, 512, 8192, 262144), "float": (0.5, 0.95),
+})  # fmt: skip
+"""Values that stand for all of a type, where a flag names no choices."""
+_ANY_MODEL = "a/model"
+
+
+def _try_values(reading: SetupReading, release: Release) -> Iterator[Setup]:
+    """Yield the setup with several values of its unknown flags: what is the same for all does not depend on them.
+
+    An unknown model is one that nobody has seen. Yield nothing where an unknown part is no flag, or may be any text.
+    """
+    setup = replace(reading.setup, target=_ANY_MODEL) if "model" in reading.unknown else reading.setup
+    rows = {row["field"]: row for row in release.table("flags").values()}
+    values: dict[str, tuple[Any, ...]] = {}
+    for name in reading.unknown.keys() - {"model"}:
+        row = rows.get(name, {})
+        some = row.get("choices") or _TRIED.get(str(row.get("type")).partition(" |")[0], ())
+        if not some:
+            return
+        values[name] = (None, *some)
+    for turn in range(max(map(len, values.values()), default=1)):
+        chosen = {name: some[(turn + shift) % len(some)] for shift, (name, some) in enumerate(values.items())}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        yield replace(setup, args={**setup.args, **given})
+
+
 def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, nearest: bool) -> Report:
     setup = reading.setup
+    if not setup.engine_version and not reading.unknown and "vllm-ascend" in (installed or ()):
+        gap = get_rule("plugin-release-open").ruling(sign="vllm-ascend")
+        reading = replace(reading, unknown={"engine_version": gap}, findings=(*reading.findings, gap))
+    about: Any = {"installed": installed, "shown": reading.packages, "origins": reading.origins}
     try:
         release = get_release(setup.engine_version or "newest", nearest=nearest)
         if reading.unknown:
             report = _report(release, setup, find_remarks(release), None, is_judged=False)
             report = replace(report, version="") if "engine_version" in reading.unknown else report
+            tried = [check_context(get_context(each, release, **about)) for each in _try_values(reading, release)]
+            if tried:
+                same = [each for each in tried[0].findings if all(each in other.findings for other in tried)]
+                same = [each for each in same if not _is_unknown(each)]
+                report = replace(report, findings=tuple(dict.fromkeys((*report.findings, *same))))
         else:
-            context = get_context(setup, release, installed=installed, origins=reading.origins)
+            context = get_context(setup, release, **about)
             report = check_context(context)
     except InvalidSetup as error:
         findings = (*reading.findings, *error.findings)

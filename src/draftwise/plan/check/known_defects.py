@@ -34,16 +34,20 @@ _PLATFORMS: Mapping[str, tuple[str, ...]] = {
     "xpu": ("VLLM_XPU_",),
 }
 """Platform -> beginnings of the variables that only it reads."""
+_OF_ENGINE = ("scheduler", "scheduling", "prefix cache", "KV connectors", "structured output", "configuration")
+"""Beginnings of components that a hardware plugin takes from vLLM; runner, attention and drafters are its own."""
 
 
-def find_met(context: Context, resolved: Resolved, *, possibly: bool = False) -> Iterator[Defect]:
-    """Yield the rows of the release whose condition certainly holds, for any verb; or all that may hold."""
-    facts: Mapping[str, Any] | None = None
-    for row in find_open(context.release.version, resolved.facts.name):
-        facts = facts or read_facts(context, resolved)
-        holds = decide(row.when, facts)
-        if possibly if holds is UNKNOWN else holds:
-            yield row
+def find_met(context: Context, resolved: Resolved) -> tuple[tuple[Defect, ...], tuple[Defect, ...]]:
+    """Return the rows of the release whose condition certainly holds, for any verb; and all that may hold."""
+    rows = [*find_open(context.release.version, resolved.facts.name)]
+    facts = read_facts(context, resolved) if rows else {}
+    answers = [(row, decide(row.when, facts)) for row in rows]
+    if facts.get("platform") == "ascend":
+        own = ("vllm-ascend", *_OF_ENGINE)
+        answers = [(row, holds if row.component.startswith(own) or not holds else UNKNOWN) for row, holds in answers]
+    met = tuple(row for row, holds in answers if holds and holds is not UNKNOWN)
+    return met, tuple(row for row, holds in answers if holds)
 
 
 def find_met_by_plugin(context: Context) -> Iterator[Defect]:

@@ -20,8 +20,8 @@ from draftwise.knowledge.rules import Rulebook
 from draftwise.knowledge.vllm import Release
 
 Platform = Literal["cuda", "cpu"]
-PACKAGES = frozenset({"arctic-inference", "terratorch", "vllm-ascend"})
-"""Optional packages of a server that rules or known defects ask for."""
+WHOLE_LIST = frozenset({"vllm", "torch"})
+"""Packages by which a list is one of all that a server has."""
 SPEC = "--speculative-config"
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 
@@ -62,6 +62,8 @@ class Context:
     """Directories of the server with a model of the hub: path -> the model's name."""
     installed: frozenset[str] | None = None
     """Optional Python packages that the server has, by their names on the index; None if unknown."""
+    shown: frozenset[str] = frozenset()
+    """Those that the text of the setup shows."""
 
     on: frozenset[str] = field(init=False)
     """Given flags that are neither false nor empty; all flags looked up here are off by default."""
@@ -106,6 +108,16 @@ class Context:
         asked = self.flags.get("enable_chunked_prefill")
         always = asked is not False or self.rules.holds("v1-always-chunks")
         fill("chunks_prefill", asked is True if takes_v0 else always)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether all packages that the server has were said."""
+        return self.installed is not None and not (self.installed and self.installed.isdisjoint(WHOLE_LIST))
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """Packages that the server has, as far as known; a whole list leaves no room for those that the text shows."""
+        return (self.installed or frozenset()) | (frozenset() if self.is_listed else self.shown)
 
     def _find_cudagraph_mode(self) -> str:
         mode = self.objects.get("compilation_config", {}).get("cudagraph_mode")

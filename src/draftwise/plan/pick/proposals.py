@@ -142,10 +142,11 @@ def _propose_head(case: PickCase, facts: Method) -> Proposal | Refusal:
 
 
 def _loads(case: PickCase, row: PublishedDrafter, facts: Method) -> bool:
-    """Return whether a published drafter is of a method and in a format that the release reads."""
+    """Return whether a published drafter is of a method, and of a format and a class that the release reads."""
     kind = "peagle" if row.parallel_drafting else row.method
     readable = row.format == "plain" or kind in case.release.table("speculators_types")
-    return row.method == facts.name and readable
+    built = not row.architecture or row.architecture in case.release.table("architectures")
+    return row.method == facts.name and readable and built
 
 
 def _given_head(case: PickCase, facts: Method, given: GivenDrafter) -> Proposal:
@@ -224,7 +225,7 @@ def _kv(case: PickCase, facts: Method, most: int, config: Mapping[str, Any] | No
 
 def _propose_lookup(case: PickCase, facts: Method) -> Proposal | Refusal:
     traffic, advice = case.requirements.traffic, facts.advice
-    if traffic.text_in_pictures and facts.remembers != "answers":
+    if traffic.text_in_pictures and (facts.remembers != "answers" or traffic.overlap == "none"):
         return _refuse(facts.name, "text-in-pictures")
     if traffic.overlap == "none" and not traffic.repetitive:
         return _refuse(facts.name, "no-overlap", traffic=traffic.kind or "this traffic")
@@ -260,11 +261,12 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
     row = next((table[name] for name in (target.model_type, *target.architectures) if name in table), None)
     modules = None if row is None else _count_modules(case, row)
     names = case.release.table("methods")
-    apart = next((each for each in case.published if each.method == facts.name), None)
+    apart = next((each for each in (*case.published, *case.similar) if each.method == facts.name), None)
     if apart is not None:
         row, modules = {"model_type": f"{target.model_type}_{facts.name}"}, 1
     if row is None or modules == 0:
-        why = "its config says 0" if row is not None else f"{target.model_type or 'its family'} ships without them"
+        none = f"{target.model_type} ships without them" if target.model_type else "nothing is known of the model"
+        why = "its config says 0" if row is not None else none
         return _refuse(facts.name, "no-native-modules", target=target.name, why=why)
     alias = str(row.get("model_type") or target.model_type)
     if alias not in names and (apart or facts.name not in names):
@@ -289,6 +291,7 @@ def _propose_native(case: PickCase, facts: Method) -> Proposal | Refusal:
             if copy is None or copy.keeps_modules
             else give_advice("copied-modules", target=target.name, base=copy.base_name),
         ),
+        caveats=tuple(_find_published_caveats(case, apart, exact=apart in case.published)) if apart else (),
     )
 
 

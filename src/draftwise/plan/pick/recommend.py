@@ -333,7 +333,7 @@ class MethodRanking:
         if heavy:
             return f"Leave speculation off. {heavy[0].finding.message}"
         if not self.ranked:
-            return f"No method can be recommended for this target on vLLM {self.version}. The reasons follow."
+            return f"No method can be recommended for this target on vLLM {self.version}."
         if self.levers:
             doubt = self.levers[0].finding.message
             return f"You should probably leave it off. {doubt} {_start(self.ranked[0], 'If you try it, start')}"

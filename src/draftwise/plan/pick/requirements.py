@@ -54,7 +54,7 @@ class ExpectedTraffic:
     parameters: frozenset[str] = frozenset()
     """Sampling parameters that requests use in addition to temperature, top_p and top_k."""
     text_in_pictures: bool = False
-    """Whether answers repeat text from pictures, not from the prompt's tokens."""
+    """Whether answers repeat text from pictures, not from the prompt's tokens; earlier answers they may repeat."""
 
     @property
     def context(self) -> int:
@@ -73,12 +73,14 @@ def describe_traffic(
     row = _get_kind(kind) if kind is not None else None
     kind = None if row is None else row.name
     place = row.place if row else _PLACE_BY_OVERLAP[overlap] if overlap else 0.0
-    overlap = overlap or (row.overlap if row else "some")
+    is_usual = row is not None and not known.get("text_in_pictures")
+    repetitive = row.repetitive if row and is_usual else overlap == "high"
+    overlap = overlap or ("none" if known.get("text_in_pictures") else row.overlap if row else "some")
     return ExpectedTraffic(
         kind=kind,
         overlap=overlap,
         place=place,
-        repetitive=row.repetitive if row else overlap == "high",
+        repetitive=repetitive,
         peak_concurrency=max(peak_concurrency or 0, known.get("concurrency", 1)),
         **known,
     )

@@ -218,27 +218,28 @@ def _bind(case: PickCase, proposal: Proposal, drafting: Drafting, made: SpeedupE
     """Return what readings of this very pair make of an estimate.
 
     Readings taken here on the same GPUs stand for it. All others are the most that is expected: those of the same GPU
-    where there are any. A reading of fewer GPUs is one too, since sharing layers adds waiting.
+    where there are any. A reading of fewer GPUs is one too, since sharing layers adds waiting. Without
+    an estimate, what lost on these very GPUs is expected to lose.
     """
-    if made.gain is None or made.gain_range is None:
-        return None
     requirements, kind = case.requirements, case.requirements.traffic.kind
     rows = [row for row in find_seen_speedups(case.names, proposal.method) if row.traffic in (None, kind)]
     here = [row for row in rows if row.gpu == requirements.gpu.name]
     ours = [row for row in here if row.ours]
     same = [row for row in ours if row.gpus == case.tensor_parallel_size]
-    if same:
+    if same and made.gain is not None:
         return _measured(case, proposal, drafting, made, _nearest_k(same, made.k))
     limits = _nearest_k([row for row in ours if (row.gpus or 1) < case.tensor_parallel_size], made.k)
     limits += [row for row in here if not row.ours] or [row for row in rows if not row.ours and row.gpu is None]
+    if made.gain is None:
+        limits = [row for row in here if row.gpus == case.tensor_parallel_size and row.at(made.sequences) < 1]
     found = [(row.at(made.sequences), row) for row in limits]
     if not found:
         return None
     most, row = min(found, key=lambda each: each[0]) if ours else max(found, key=lambda each: each[0])
-    if made.gain <= most:
+    if made.gain is not None and made.gain <= most:
         return None
     reason = give_advice("pair-published", most=most, conditions=row.conditions)
-    return PairEvidence.at_most(most, made.gain_range, replace(reason, source=row.source))
+    return PairEvidence.at_most(most, made.gain_range or (most, most), replace(reason, source=row.source))
 
 
 def _measured(

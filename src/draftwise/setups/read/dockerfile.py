@@ -12,7 +12,7 @@ from draftwise.knowledge.images import find_release
 from draftwise.knowledge.rules import get_rule
 from draftwise.setups.read.arguments.flag_values import read_json
 from draftwise.setups.read.manifests.references import References
-from draftwise.setups.read.pinned_release import install
+from draftwise.setups.read.pinned_release import find_installed_packages, install
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word, split_words
@@ -46,7 +46,9 @@ def find_image(text: str, given: Mapping[str, str], folder: Path) -> Iterator[La
         if launch is not None:
             where = f"line {stage.line} {'CMD' if stage.command else 'ENTRYPOINT'}"
             version = stage.version or launch.version
-            yield replace(launch, version=version, where=where, findings=(*stage.findings, *launch.findings))
+            found = (*stage.findings, *launch.findings)
+            packages = {**stage.packages, **launch.packages}
+            yield replace(launch, version=version, where=where, findings=found, packages=packages)
 
 
 def _find_instructions(text: str) -> Iterator[tuple[int, str, str]]:
@@ -86,6 +88,8 @@ class _Stage:
     """Line of the start command."""
     version: str = ""
     """Version of the vLLM in it; text if an installation leaves it open."""
+    packages: Mapping[str, bool] = field(default_factory=dict)
+    """Optional packages -> whether the stage installs them, or takes them away."""
     findings: tuple[Finding, ...] = ()
 
     def begin(self, word: Word, stages: Mapping[str, _Stage]) -> _Stage:
@@ -106,8 +110,9 @@ class _Stage:
             case "ENV":
                 return replace(self, env=self.env | self._read_env(word))
             case "RUN":
-                text = _REFERENCES.fill_in(word, self.args | self.env).text
-                return replace(self, version=install(self.version, text.replace("\\\n", " "), folder))
+                text = _REFERENCES.fill_in(word, self.args | self.env).text.replace("\\\n", " ")
+                packages = {**self.packages, **find_installed_packages(text)}
+                return replace(self, version=install(self.version, text, folder), packages=packages)
             case "ENTRYPOINT":
                 words, findings = _read_command(word)
                 none = (Word("", word.line),)  # `ENTRYPOINT []` takes the image's away

@@ -69,10 +69,10 @@ def _find_form(value: Mapping[str, Any], release: Release) -> Literal["setup", "
     keys = {key.lstrip("-").replace("-", "_") for key in value}
     flags = {row["field"] for row in release.table("flags").values()}
     spec = set(all_keys("spec_fields"))
-    of_engine = keys & {*flags, *_TARGET, "args", "env"}
-    if isinstance(value.get("target"), str) or isinstance(value.get("args"), Mapping):
-        return "setup" if 2 * len(of_engine) > len(keys) else None
-    if "model" in keys and len(keys & flags) > 1 and keys & spec <= flags:
+    is_named = isinstance(value.get("target"), str) or isinstance(value.get("args"), Mapping)
+    if is_named or ("model" in keys and len(keys & flags) > 1 and keys & spec <= flags):
+        own = {*flags, *_TARGET, _SPEC, "args", "env"}
+        of_engine = [key for key in keys if key in own or get_close_matches(key, own, n=1, cutoff=0.9)]
         return "setup" if 2 * len(of_engine) > len(keys) else None
     method = value.get("method")
     alone = keys & spec - flags - {"method"} or (isinstance(method, str) and history("methods", method))
@@ -95,7 +95,7 @@ def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str
     env = {name: text for name, text in _get_env(around.get("env_vars")).items() if is_shown(name)}
     fewest = (deployment.get("num_replicas"), _get_mapping(deployment, "autoscaling_config").get("min_replicas"))
     reading = read_keywords({**value, "env": env}, where=where, engine_version=engine_version)
-    return replace(reading, may_be_empty="0" in map(str, fewest))
+    return replace(reading, may_be_empty="0" in map(str, fewest), packages=frozenset({"ray"}))
 
 
 def _get_mapping(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Commands of other engines: the engine, its speculation in vLLM's terms, and the equivalent vLLM command.
+"""Commands and Python programs of other engines: which engine, its speculation in vLLM's terms, and vLLM's command.
 
 The rows of `knowledge/data/engines.json` have the commands of each engine and the meaning of its flags.
 """
@@ -16,15 +16,21 @@ from draftwise.core.finding import join_names
 from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.stored import read_data
 
-_WORD = re.compile(r"""(?:[^\s"',\[\]{}()=\\;&|]|(?<=\w),(?=\w))+""")
-_VLLM = re.compile(r"\bvllm(?:\s+serve|\.entrypoints)|vllm/vllm-openai")
+_WORD = re.compile(r"""(?:[^\s"',\[\]{}()=\\;&|]|(?<=\w),(?=\w)|(?<=[\w:])\\(?=\w))+""")
+_VLLM = re.compile(
+    r"\bvllm(?:[\"']?,?\s+[\"']?serve\b|\.entrypoints)|vllm/vllm-openai|^\s*(?:from|import) vllm\b", re.MULTILINE
+)
 _VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)(\[[@*]\])?\}?["']?""")
 _FOR_FLAGS = re.compile(r"ARG|OPT|EXTRA|FLAG|SPEC", re.IGNORECASE)
 _SHORTEST = 14
 """Letters of a beginning that no two of a row's flags share."""
 _CONTINUED = re.compile(r"(?<!\\)\n")
 """Ends of lines that no backslash joins to the next."""
-_KEY = r"""["']?\b{name}\b["']?\s*:\s*["']?([\w./-]+)"""
+_KEY = r"""["']?\b{name}\b["']?(?:\s*:\s*|\s*=\s*(?=["'\d]))["']?([\w./-]+)"""
+_MAY_SPECULATE = re.compile(
+    r"-[\w-]*(?:spec|draft|lookup|eagle|mtp|nextn|ngram)[\w-]*|-md|(?:speculative|draft)\w+(?=\s*=)"
+)
+"""A flag or an argument whose name is about speculation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,7 @@ class OtherEngine:
     """Tokens verified per step, over all paths of a tree; None for a chain."""
     drafter: str = ""
     depends_on: tuple[str, ...] = ()
-    """Variables with further words of the command, which may configure speculation."""
+    """Variables, flags of unknown meaning and files of settings, which may configure speculation."""
     source: str = ""
 
     def describe(self) -> str:
@@ -70,6 +76,8 @@ class OtherEngine:
         spec = {"method": self.method, "model": self.drafter, "num_speculative_tokens": self.num_drafts}
         text = json.dumps({key: value for key, value in spec.items() if value})
         less = " vLLM drafts a single path, not a tree." if self.num_verified is not None else ""
+        if self.target.endswith(".gguf"):
+            less += " GGUF files need a plugin of vLLM."
         if "," in self.algorithm:
             less += f" vLLM runs one method, not {join_names(self.algorithm.split(','))} in turn."
         return f"For vLLM: vllm serve {self.target or 'MODEL'} --speculative-config {shlex.quote(text)}.{less}"
@@ -82,15 +90,20 @@ def find_other_engine(text: str) -> OtherEngine | None:
     for row in read_data("engines")["engines"]:
         starts = next((found for each in row["commands"] if (found := re.search(each, text))), None)
         keyed = dict(_find_keys(row.get("keys", {}), text))
+        classes = set(re.findall(row["classes"], text)) if starts is not None and "classes" in row else set()
+        keyed |= {"algorithm": classes.pop()} if len(classes) == 1 else {}
         if starts is not None or "algorithm" in keyed:
             words = _WORD.findall(text[starts.start() :]) if starts is not None else []
             said = {**keyed, **dict(_find_flags(row["flags"], words))}
+            if "stages" in row and (stage := re.search(row["stages"], text)) is not None:
+                said |= {"algorithm": stage[1], "steps": stage[2]}
             if "algorithm" in said or any(each in said for each in row.get("implied", ())):
                 return _read_engine(row, said)
             command = text[starts.start() :] if starts is not None else ""
             names = tuple(dict.fromkeys(_find_further(_CONTINUED.split(command, maxsplit=1)[0])))
             elsewhere = dict(_find_flags(row["flags"], _WORD.findall(text))) if names else {}
-            return _read_engine(row, {**elsewhere, **said}, names)
+            unread = () if names else tuple(dict.fromkeys(_MAY_SPECULATE.findall(command)))
+            return _read_engine(row, {**elsewhere, **said}, names or unread)
     return None
 
 
@@ -134,6 +147,8 @@ def _read_engine(row: Mapping[str, Any], found: Mapping[str, str], names: tuple[
     methods = [row["methods"].get(each.upper(), implied) for each in algorithm.split(",")]
     lookups = methods_where(network="none")  # of a chain, k is the network's
     method = next((each for each in methods if each and each not in lookups), methods[0])
+    heads = row.get("heads", {})
+    method = next((named for pattern, named in heads.items() if re.search(pattern, drafter.lower())), method)
     if not drafter:
         method = row.get("own_modules", {}).get(method, method)
     steps, verified, width = (_to_int(found.get(name)) for name in ("steps", "verified", "width"))
@@ -148,7 +163,7 @@ def _read_engine(row: Mapping[str, Any], found: Mapping[str, str], names: tuple[
         num_drafts=steps,
         num_verified=verified if is_tree else None,
         drafter=drafter,
-        depends_on=names,
+        depends_on=names if algorithm or "file" not in found else (*names, found["file"]),
         source=row["source"],
     )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.images import find_release
+from draftwise.knowledge.validators import read_installation
 from draftwise.setups.read.input_texts import read_text
 from draftwise.setups.read.shell.script_runner import REQUIREMENTS, find_installed, is_project, settle_release
 
@@ -20,34 +22,34 @@ _PINS = tuple(
     re.compile(each, re.MULTILINE)
     for each in (
         rf"{_PACKAGE}[\"']?\s*(?:===?|@)\s*[\"']?{_RELEASE}",
-        rf"^\s*-\s+[\"']?vllm={_RELEASE}",  # conda
-        rf"^\s*vllm\s*=\s*[^\n]*?[\"'](?:==)?{_RELEASE}[\"']",  # poetry, pixi
+        rf"^[ \t]*-\s+[\"']?vllm={_RELEASE}",  # conda
+        rf"^[ \t]*vllm\s*=\s*[^\n]*?[\"'](?:==)?{_RELEASE}[\"']",  # poetry, pixi
         rf"\bvllm-{_RELEASE}(?:(?:\+|%2B)[^\s-]+)?-(?:cp|py)\d",
         rf"vllm-project/vllm(?:\.git)?@{_RELEASE}",
     )
 )
-_CHECKOUT = re.compile(rf"(?:git\s+checkout|git\s+clone[^\n;&|]*?(?:-b|--branch))[ =]+(?:tags/)?{_RELEASE}")
+_CHECKOUT = re.compile(rf"(?:git\s+checkout|git\s+clone[^\n;&|]{{0,500}}?(?:-b|--branch))[ =]+(?:tags/)?{_RELEASE}")
 _OPEN = re.compile(
-    rf"{_PACKAGE}[\"']?\s*(?:~=|<|!=|>=?[^\n\"']*<)[^\n\"'\s]*|wheels\.vllm\.ai/(?:nightly|[0-9a-f]{{40}})"
-    r"|^\s*vllm\s*=\s*[\"'][\^~<][^\"']*|git\+https?://[^\s\"'@]*/vllm(?:\.git)?(?:@(?!v?\d)[\w./-]+)?(?![\w./@-])",
+    rf"{_PACKAGE}[\"']?\s*(?:~=|<|!=|>=?[^\n\"']{{0,200}}<)[^\n\"'\s]*|wheels\.vllm\.ai/(?:nightly|[0-9a-f]{{40}})"
+    r"|^[ \t]*vllm\s*=\s*[\"'][\^~<][^\"']*|git\+https?://[^\s\"'@]{0,300}/vllm(?:\.git)?(?:@(?!v?\d)[\w./-]+)?(?![\w./@-])",
     re.MULTILINE,
 )
 """What installs a release that only the index knows: ranges with an upper end, nightly builds, commits."""
-_AT_LEAST = re.compile(rf"(?:{_PACKAGE}[\"']?|^\s*vllm\s*=\s*[\"'])\s*>=?\s*{_RELEASE}(?![^\n\"']*<)", re.MULTILINE)
+_AT_LEAST = re.compile(
+    rf"(?:{_PACKAGE}[\"']?|^[ \t]*vllm\s*=\s*[\"'])\s*>=?\s*{_RELEASE}(?![^\n\"']{{0,200}}<)", re.MULTILINE
+)
 """Ranges without an upper end; a pinned release in them is what they install."""
 _END = r"(?=[\s\"',\])]|$)"
+_INSTALLER = re.compile(r"(?:\bpip[\d.]*|\b(?:uv|conda|mamba|micromamba|pixi))[ \t]")
+_INSTALL, _BY_NAME = re.compile(r"\b(?:install|add|--with)\b"), re.compile(rf"(?:[ \t\"']|\\\n){_PACKAGE}{_END}")
 _BARE = (
-    re.compile(
-        r"(?:\bpip[\d.]*|\b(?:uv|conda|mamba|micromamba|pixi))[ \t][^\n;&|]*?\b(?:install|add|--with)\b"
-        rf"(?:[^\n;&|]|\\\n)*?(?:[ \t\"']|\\\n){_PACKAGE}{_END}"
-    ),
-    re.compile(r"git\s+clone[^\n;&|]*vllm-project/vllm(?=[\s\S]*\binstall\b)"),
-    re.compile(rf"pip_install\([^)]*?[\"']{_PACKAGE}[\"']"),
-    re.compile(rf"^(?:#\s*)?dependencies\s*=\s*\[[^\]]*?[\"']{_PACKAGE}[\"']", re.MULTILINE),
+    re.compile(r"git\s+clone[^\n;&|]{0,500}vllm-project/vllm(?=[\s\S]*\binstall\b)"),
+    re.compile(rf"pip_install\([^)]{{0,1000}}?[\"']{_PACKAGE}[\"']"),
+    re.compile(rf"^(?:#\s*)?dependencies\s*=\s*\[[^\]]{{0,5000}}?[\"']{_PACKAGE}[\"']", re.MULTILINE),
 )
 """What installs whatever release was the newest on that day, if nothing else names one."""
 _SET = re.compile(
-    rf"^\s*(?:export\s+|ARG\s+|ENV\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*[\"']?{_RELEASE}[\"']?\s*(?:#.*)?$", re.M
+    rf"^[ \t]*(?:export\s+|ARG\s+|ENV\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*[\"']?{_RELEASE}[\"']?\s*(?:#.*)?$", re.M
 )
 _USED = re.compile(r"\$?\{(\w+)\}|\$(\w+)")
 _INSTALLS_NOTHING = re.compile(
@@ -56,9 +58,11 @@ _INSTALLS_NOTHING = re.compile(
 )
 """Commands of an installer that leave no package behind."""
 _STEPS = re.compile(r"&&|\|\||;|\n")
-_COMMENT = re.compile(r"^\s*#(?!\s*(?:dependencies|[\"'])).*$", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*#(?!\s*(?:dependencies|[\"'])).*$", re.MULTILINE)
 """Lines of comments, but not those of a Python script that declare its packages."""
-_FILES = re.compile(r"[\w./-]*(?:requirements[\w.-]*\.(?:txt|in)|pyproject\.toml|environment[\w.-]*\.ya?ml|pixi\.toml)")
+_FILES = re.compile(
+    r"(?<![\w./-])[\w./-]*(?:requirements[\w.-]*\.(?:txt|in)|pyproject\.toml|environment[\w.-]*\.ya?ml|pixi\.toml)"
+)
 _OF_PYTHON = re.compile(r"from_registry\(\s*[\"'](?P<image>[^\"']*vllm[^\"']*)[\"']")
 
 
@@ -74,6 +78,17 @@ def install(before: str, text: str, folder: Path) -> str:
     return settle_release(before, " and ".join(find_pinned(text, folder))) if is_open else before
 
 
+def find_installed_packages(text: str) -> dict[str, bool]:
+    """Return the optional packages that a build step installs (true) or takes away; conditions may hold or not."""
+    found: dict[str, bool] = {}
+    is_open = re.search(r"\|\||(?:^|[\s;&])(?:if|for|while|case|until)\s", text)
+    for step in _STEPS.split(text):
+        words = [each for each in step.split() if not each.startswith("--mount=")]
+        changed = read_installation(words)
+        found |= {name: adds for name, adds in changed.items() if not (adds and is_open)}
+    return found
+
+
 def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
     """Return the different releases that a text installs, as written; several or a range leave the release open."""
     own = _INSTALLS_NOTHING.sub("", _COMMENT.sub("", text))
@@ -85,8 +100,19 @@ def find_pinned(text: str, folder: Path) -> tuple[str, ...]:
     pins = tuple(dict.fromkeys(_find_pins(filled)))
     least = {" ".join(each[0].split()): each["release"] for each in _AT_LEAST.finditer(filled)}
     found = (*pins, *(text for text, release in least.items() if len(pins) != 1 or not _reaches(pins[0], release)))
-    bare = [" ".join(each[0].split())[-80:] for pattern in _BARE for each in pattern.finditer(filled)]
-    return found or tuple(bare[:1])
+    bare = chain(_list_bare(filled), (each[0] for pattern in _BARE for each in pattern.finditer(filled)))
+    return found or tuple(" ".join(each.split())[-80:] for each in islice(bare, 1))
+
+
+def _list_bare(text: str) -> Iterator[str]:
+    """Yield the commands that install vLLM by its name alone."""
+    for command in re.split(r"(?<!\\)\n|[;&|]", text):
+        places = [0]
+        for pattern in (_INSTALLER, _INSTALL, _BY_NAME):
+            found = pattern.search(command, places[-1]) if places else None
+            places = [*places, found.start(), found.end()] if found is not None else []
+        if places:
+            yield command[places[1] : places[-1]]
 
 
 def read_requirements(installed: str, folder: Path) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -25,3 +25,5 @@ class Place:
     """The other documents of the same text."""
     folder: FilePath = FilePath()
     """Folder of the text, for relative paths."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Known variables among those that the document refers to."""

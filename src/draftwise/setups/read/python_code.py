@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -23,6 +23,12 @@ from draftwise.setups.read.shell.words import Word
 
 _ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs"})
 _RAY = "LLMConfig"
+_BRANCHES = (
+    ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match,
+    ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_PRINTING = frozenset({"print", "pprint", "debug", "info", "warning", "error"})
 _CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"})
 _OF_RAY = ("model_loading_config", "engine_kwargs")
 _SCALE = "deployment_config"
@@ -76,29 +82,111 @@ def read_engines(
 
 
 def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
-    """Yield the servers started by lists of words, as for `subprocess.Popen`; growing lists are not read."""
+    """Yield the servers started by lists of words, as for `subprocess.Popen`; what a list gains later is unknown."""
     code = _Code(ast.parse(text), given)
     named = {id(value): name for name, value in code.values.items()}
     own = {node.name for node in code.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    parts = [part for node in code.nodes for part in _list_parts(node, {"chain", "list", *own})]
+    printed = {id(each) for node in code.nodes if isinstance(node, ast.Call) and _name_of(node.func) in _PRINTING
+               for each in node.args}  # fmt: skip
+    joining = {"chain", "list", *own}
+    calls = (node for node in code.nodes if isinstance(node, ast.Call) and _name_of(node.func) not in joining)
+    passed = {id(each) for node in calls for each in node.args[-1:] if isinstance(each, ast.Starred)}
+    parts = [part for node in code.nodes if id(node) not in printed | passed
+             for part in _list_parts(node, joining)]  # fmt: skip
     held, grown = {id(part) for part in parts}, {*map(_name_of, parts), *_find_changed(code.nodes)}
-    read_again = {id(each) for each in _find_joined(code)}
+    used = {*map(_name_of, parts)}
+    growing = {id(value): name for name, value in _find_growing(code.nodes) if name not in used}
+    assigned = {id(node.value): _name_of(node.targets[0]) for node in code.nodes if isinstance(node, ast.Assign)}
+    open_names = {*_find_changed(code.nodes), *_find_augmented(code.nodes)}
+    joined = list(_find_joined(code))
+    read_again, again_by_name = {id(each) for each in joined}, {*map(_name_of, joined)}
     for node in code.nodes:
         if not isinstance(node, ast.List) or any(isinstance(each, ast.Starred) for each in node.elts):
             continue
-        if named[id(node)] in grown if id(node) in named else id(node) in held:
+        if id(node) in printed or (id(node) not in growing and assigned.get(id(node)) in open_names):
             continue
-        values = [(code.evaluate(each), each.lineno) for each in node.elts]
-        words = [
-            Word("", line, unknown=value.names) if isinstance(value, _Unknown) else Word(str(value), line)
-            for value, line in values
-        ]
-        if id(node) in read_again:
-            again = ([word] if word.unknown else evaluate_words(word.text, line=word.line) for word in words)
-            words = [*chain.from_iterable(again)]
-        launch = find_launch(words) if any("vllm" in word.text for word in words) else None
-        if launch is not None:
-            yield replace(launch, where=f"line {node.lineno}")
+        if id(node) not in growing and (named[id(node)] in grown if id(node) in named else id(node) in held):
+            continue
+        name = growing.get(id(node), "")
+        again = id(node) in read_again or (name in again_by_name and bool(name))
+        added = list(_find_added(code, node, name)) if name else []
+        base = [*node.elts, *chain.from_iterable(parts for parts, is_sure in added if is_sure)]
+        launch = _read_words(code, base, name, again=again)
+        if launch is None:
+            continue
+        every = [*node.elts, *chain.from_iterable(parts for parts, _ in added)]
+        other = _read_words(code, every, name, again=again) if len(every) > len(base) else None
+        path = f"all that it may add to {name}"
+        others = () if other is None else (replace(other, path=path, where=f"line {node.lineno}"),)
+        yield replace(launch, where=f"line {node.lineno}", others=others)
+
+
+def _read_words(code: _Code, items: Sequence[ast.expr], name: str, *, again: bool) -> Launch | None:
+    """Return the server that a list of words starts; an ellipsis among them is what is not told."""
+    words: list[Word] = []
+    for each in items:
+        value = code.evaluate(each)
+        if value is ...:
+            value = _Unknown((f"what the program adds to {name or 'this list'}",))
+        is_open = isinstance(value, _Unknown)
+        words.append(Word("", each.lineno, unknown=value.names) if is_open else Word(str(value), each.lineno))
+    if again:
+        read = ([word] if word.unknown else evaluate_words(word.text, line=word.line) for word in words)
+        words = [*chain.from_iterable(read)]
+    return find_launch(words) if any("vllm" in word.text for word in words) else None
+
+
+def _find_added(code: _Code, start: ast.List, name: str) -> Iterator[tuple[list[ast.expr], bool]]:
+    """Yield what is added to a list, in order, and whether that happens whenever the list is made."""
+    origin = code.spots[id(start)]
+    owner = code.owner_of(name, origin)
+    found: list[tuple[ast.expr | ast.stmt, ast.expr, bool]] = []
+    sets: list[ast.expr] = []
+    for node in code.nodes:
+        match node:
+            case ast.AugAssign(target=ast.Name(id=target), value=value) if target == name:
+                found.append((node, value, True))
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=target), attr="append" | "extend" as how), args=[value]):
+                found += [(node, value, how == "extend")] if target == name else []
+            case ast.Name(id=target, ctx=ast.Store()) if target == name:
+                sets.append(node)
+    begins = {_begin_of(node) for node, _, _ in found}
+    sets = [each for each in sets if _begin_of(start) < _begin_of(each) and _begin_of(each) not in begins]
+    for node, value, is_list in sorted(found, key=lambda row: _begin_of(row[0])):
+        spot = code.spots[id(node)]
+        is_same = spot.functions == origin.functions
+        again = (code.spots[id(each)] for each in sets if _begin_of(each) < _begin_of(node))
+        is_before = is_same and _begin_of(node) < _begin_of(start)
+        if is_before or code.owner_of(name, spot) is not owner or any(each.holds(spot) for each in again):
+            continue
+        unknown: ast.expr = ast.copy_location(ast.Constant(...), value)
+        items = value.elts if isinstance(value, ast.List) else [unknown]
+        yield (items if is_list else [value]), is_same and spot.holds(origin)
+
+
+def _begin_of(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _find_growing(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, ast.List]]:
+    """Yield the names that are set to a list to which words are only added later, with that list."""
+    added = {*_find_augmented(nodes)}
+    changed = list[ast.AST]()
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append" | "extend")):
+                added.add(name)
+            case _:
+                changed.append(node)
+    added -= {*_find_changed(changed)}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List() as value) if name in added:
+                yield name, value
+
+
+def _find_augmented(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    return (_name_of(node.target) for node in nodes if isinstance(node, ast.AugAssign))
 
 
 def _find_joined(code: _Code) -> Iterator[ast.expr]:
@@ -132,6 +220,39 @@ class _Unknown:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """What a node stands in, outer ones first."""
+
+    functions: tuple[ast.AST, ...]
+    """The module, and the functions in it."""
+    arms: tuple[tuple[int, str], ...]
+    """The arms of branches."""
+
+    def holds(self, other: _Spot) -> bool:
+        """Say whether all that this spot stands in is around the other one too."""
+        return (self.functions, self.arms) == (
+            other.functions[: len(self.functions)],
+            other.arms[: len(self.arms)],
+        )
+
+
+def _find_spots(tree: ast.Module) -> Iterator[tuple[int, _Spot]]:
+    """Yield where each node stands, by its id."""
+    left: list[tuple[ast.AST, _Spot]] = [(tree, _Spot((tree,), ()))]
+    while left:
+        node, spot = left.pop()
+        yield id(node), spot
+        functions = (*spot.functions, node) if isinstance(node, _FUNCTIONS) else spot.functions
+        for part, value in ast.iter_fields(node):
+            arm = ((id(node), part),) if isinstance(node, _BRANCHES) else ()
+            inside = _Spot(functions, (*spot.arms, *arm))
+            for index, each in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(each, ast.match_case | ast.ExceptHandler):
+                    inside = _Spot(functions, (*spot.arms, (id(node), f"{part}{index}")))
+                left += [(each, inside)] if isinstance(each, ast.AST) else []
+
+
 class _Code:
     """One module: its calls of engines, and the values of its names."""
 
@@ -140,11 +261,19 @@ class _Code:
         self.work = 0
         """Values and characters that were looked at: names that refer to names could go on for ever."""
         self.nodes = nodes = list(ast.walk(tree))
+        self.spots = dict(_find_spots(tree))
+        bound = {(_bound_by(node), self.spots[id(node)].functions[-1]) for node in nodes}
+        shared = (node for node in nodes if isinstance(node, ast.Global | ast.Nonlocal))
+        self.bound = bound - {(name, self.spots[id(node)].functions[-1]) for node in shared for name in node.names}
         self.imported = dict(_find_imports(nodes))
         self.values = dict(_find_constants(nodes))
         self.calls = sorted(
             (node for node in nodes if isinstance(node, ast.Call) and self.name_of(node)), key=lambda node: node.lineno
         )
+
+    def owner_of(self, name: str, spot: _Spot) -> ast.AST:
+        """Return the function or module whose name a spot sees."""
+        return next((each for each in reversed(spot.functions) if (name, each) in self.bound), spot.functions[0])
 
     def name_of(self, call: ast.Call) -> str:
         """Return which engine a call makes; empty for any other call."""
@@ -216,7 +345,7 @@ class _Code:
         return made
 
     def _evaluate_text(self, node: ast.expr) -> Any:
-        """Return the number or text that an operator, an f-string or `json.dumps` makes of known values."""
+        """Return the number or text that an operator, an f-string, `str` or `json.dumps` makes of known values."""
         match node:
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
                 return -number
@@ -224,10 +353,11 @@ class _Code:
                 parts = [self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part) for part in values]
                 names = _names_in(parts)
                 return _Unknown(names) if names else "".join(map(str, parts))
-            case ast.Call(func=ast.Attribute(attr="dumps"), args=[argument]):
+            case ast.Call(func=ast.Attribute(attr="dumps") | ast.Name(id="str"), args=[argument]):
                 value = self.evaluate(argument)
                 names = _names_in(value)
-                return _Unknown(names) if names else json.dumps(value)
+                turn = json.dumps if isinstance(node.func, ast.Attribute) else str
+                return _Unknown(names) if names else turn(value)
         return self._read_variable(node)
 
     def _read_variable(self, node: ast.expr) -> Any:
@@ -245,6 +375,13 @@ class _Code:
             ):
                 return self.given.get(name, _Unknown((describe_unknown(name, _AROUND),)))
         return _left_out(node)
+
+
+def _bound_by(node: ast.AST) -> str:
+    """Return the name that a node sets. Empty for none."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else ""
 
 
 def _left_out(node: ast.expr) -> _Unknown:

@@ -10,23 +10,39 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import Device, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
-from draftwise.knowledge.images import has_half_a_release
+from draftwise.knowledge.images import carries_own_tags, find_packages, has_half_a_release
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.stored import read_data
+from draftwise.knowledge.validators import RAY_RUNS
 from draftwise.knowledge.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch, holds_no_models
 from draftwise.setups.read.shell.words import Word, check_length
 
-_TEMPLATE = re.compile(r"\{\{.*?\}\}|(?:\A|(?<==))\{[A-Za-z_]\w*\}\Z", re.DOTALL)
-"""Helm's `{{ value }}`, and `{value}` as the whole of a word, which recipes fill in."""
+_TEMPLATE = re.compile(
+    r"\{\{.{0,999}?\}\}|(?:\A|(?<==))\{[A-Za-z_]\w*\}\Z|\$\{[A-Za-z_]\w*(?::?-[^}]{0,999})?\}", re.DOTALL
+)
+"""Helm's `{{ value }}`, `{value}` as the whole of a word, which recipes fill in, and `${VALUE}`, as envsubst does."""
+_SCRIPT = re.compile(r"(?<![\w./-])[\w./-]{1,255}\.sh\b")
 _HIDDEN = frozenset({"VLLM_API_KEY"})
 _DECIDING = frozenset(
     {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}
 )
 """Variables that a release's judgement depends on."""
+_OF_PLUGINS = (
+    "VLLM_ASCEND_",
+    "ASCEND_",
+    "HCCL_",
+    "PYTORCH_NPU_",
+    "PT_HPU_",
+    "HABANA_",
+    "NEURON_",
+    "VLLM_SPYRE_",
+    "VLLM_RBLN_",
+)
+"""Beginnings of the variables of hardware plugins and of the runtimes below them."""
 _MENTIONS = re.compile(r"\bvllm\b")
 _IN_A_FILE = ", which draftwise does not read)"
 """End of the name of a variable that a sourced file may set."""
@@ -52,6 +68,8 @@ class SetupReading:
     is then unknown."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server with a model of the Hugging Face hub: path -> the model's name."""
+    packages: frozenset[str] = frozenset()
+    """Optional packages that the text, or its image, shows the server to have."""
     path: str = ""
     """Decisions of the text that lead to this setup, e.g. `MODE=spec, line 12`; empty without any."""
     others: tuple[SetupReading, ...] = ()
@@ -170,8 +188,13 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
     reach = (None, {}) if launch.image else (folder, launch.files)
     found = read_arguments(words, release, launch.entry, folder=reach[0], files=reach[1])
     unknown = dict(get_gaps(launch, version))
+    if "engine_version" not in unknown and (sign := _find_plugin(launch, found)):
+        gap = get_rule("plugin-own-code" if version else "plugin-release-open").ruling(sign=sign, where=launch.where)
+        unknown, findings = (unknown, [*findings, gap]) if version else (unknown | {"engine_version": gap}, findings)
     if "engine_version" in unknown:
         found.findings = [each for each in found.findings if holds_always(each)]
+    elif not release.is_same and release.version == releases()[0].version:
+        found.findings = []  # the flags of an older release are unknown
     findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
     findings += [*_about_templates(words, found), *_about_directories(launch, found)]
     setup = Setup(
@@ -194,9 +217,17 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
         findings=tuple(findings),
         unknown=unknown | found.unknown,
         origins=dict(_find_origins(launch.mounts)),
+        packages=_find_packages(launch),
         path=launch.path,
         launch=launch,
     )
+
+
+def _find_packages(launch: Launch) -> frozenset[str]:
+    held = dict.fromkeys(find_packages(launch.image), True) | {**launch.packages}
+    if held.pop(RAY_RUNS, False) and not carries_own_tags(launch.image):  # vLLM's own images no longer install Ray
+        held.setdefault("ray", True)
+    return frozenset(name for name, is_held in held.items() if is_held)
 
 
 class NoServer(InvalidSetup):
@@ -210,7 +241,10 @@ def no_server(name: str, text: str = "") -> InvalidSetup:
     form = find_unread_form(text)
     if _MENTIONS.search(text):
         message = "The text mentions vLLM, but draftwise finds no command in it that starts a server."
-        fix = "Pass the command that it runs, beginning with vllm serve. Change the file itself by hand."
+        lines = (line.partition("#")[0] for line in text.splitlines())
+        scripts = {found[0].rpartition("/")[2] for found in map(_SCRIPT.search, lines) if found}
+        first = f"It seems to run {scripts.pop()}: pass that file, or" if len(scripts) == 1 else "Pass"
+        fix = f"{first} the command that it runs, beginning with vllm serve. Change the file itself by hand."
     if form is not None:
         message = f"The text mentions vLLM, but it is {form['name']}, and draftwise finds no complete command in it."
         if "gives" in form:
@@ -261,6 +295,13 @@ _OF_RELEASES = frozenset(
 """Rules of every release whose findings differ from one to the next."""
 
 
+def _find_plugin(launch: Launch, found: Arguments) -> str:
+    """Return a variable or a flag that only a hardware plugin reads; empty without one."""
+    signs = [name for name in launch.env.values if name.startswith(_OF_PLUGINS)]
+    signs += ["--quantization ascend"] if found.args.get("quantization") == "ascend" else []
+    return next(iter(signs), "")
+
+
 def get_gaps(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
     """Yield the unknowns besides the arguments: the release, and variables that decide what the server does."""
     if launch.image_unknown and not version:
@@ -302,6 +343,7 @@ def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
         *(
             describe_unknown(template[:60], "a template value that is filled in later")
             for template in _TEMPLATE.findall(word.text)
+            if not (word.unknown and template.startswith("$"))  # a variable that is named already
         ),
         *(name for reference, name in left.items() if reference in word.text),
     ]

@@ -57,15 +57,25 @@ _OTHER_INSTRUCTION = re.compile(r"(?im)^[ \t]*(?:copy|add|run|user|workdir|expos
 _HCL = re.compile(r"^(?:job|resource|module)[ \t]+\"[^\n]*\{[ \t]*$", re.MULTILINE)
 """Blocks of Nomad and Terraform."""
 _PROMPT = re.compile(r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+:[^\s$#]*)?\$ (?=\S)")
+_ARGUMENTS_LOGGED = re.compile(r"non-default args:[^\S\n]*(.*)")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?::\w+)?(?<!\.sh)(?<!\.py)(?<!\.bat)(?<!\.ps1)", re.ASCII)
+_ENUM = re.compile(r"<\w+\.(\w+): (?:('[^'\n]*')|[^<>\n]*)>")
+"""How Python prints a member of an enumeration: its name, and its value where that is a text."""
+_LOG_OPEN = "The log does not name the release, so nothing is judged."
 _PROGRAM = re.compile(r"^\[program:", re.MULTILINE)
 _PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.MULTILINE)
 _EXPANSION = re.compile(r"%\((?:ENV_)?(\w+)\)s")
 """What supervisord fills in: a variable of its own or of the environment."""
 _HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
-_OTHER_ENGINE = re.compile(r"sglang|trtllm|decoding_type|llama(?:-server|\s+serve)")
+_OTHER_ENGINE = re.compile(
+    r"sglang|speculative_algorithm|--speculative-eagle|--mem-frac|trtllm|tensorrt_llm|decoding_type|mlx"
+    r"|llama(?:[-._]c|-s|\s+serve)"
+)
 """What every text of another engine holds."""
 _OPEN = "installed-release-open"
-_UNREAD = re.compile(r"kaito\.sh/|[dD]ynamo|MODEL_NAME|runpod/worker")
+_UNREAD = re.compile(r"kaito\.sh/|MODEL_NAME|runpod/worker")
+_OF_RAY = ("engine_kwargs", "model_loading_config")
+"""What an `LLMConfig` of Ray holds."""
 _LINE = re.compile(r"line (\d+)(?: |$)")
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_SCRIPTS = 2
@@ -212,6 +222,8 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
     text, name, engine_version = source.text, source.name, asked.engine_version
     suffix = Path(name).suffix.lower()
     bare = text.lstrip("\ufeff \t\r\n")
+    if suffix == ".nix":
+        raise no_server(name, text)
     if suffix == ".jsonl":
         return [each for each in _read_lines(text, engine_version) if source.is_chosen or _is_evident(each.setup)]
     is_json = suffix == ".json" or (bare.startswith("{") and not bare.startswith(_TEMPLATE))
@@ -231,8 +243,9 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
         return _read_launches(find_containers(text, asked.given), asked, source.folder)
     if LAYOUTS["unit"].search(text):
         from draftwise.setups.read.manifests.systemd import find_units
+        from draftwise.setups.read.manifests.tasks import join_names
 
-        return _read_launches(find_units(text, asked.given), asked, source.folder)
+        return _read_launches(find_units(join_names(text), asked.given), asked, source.folder)
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or LAYOUTS["yaml"].search(text):
         from draftwise.setups.read.manifests.yaml_text import read_yaml
 
@@ -272,10 +285,65 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
         return _read_launches(_add_rest(find_blocks(text), "image, command and args"), asked, source.folder)
     if bare.startswith("-") and not asked.depth:
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
-    readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
+    logged = _ARGUMENTS_LOGGED.search(text) is not None
+    try:
+        readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
+    except InvalidSetup:
+        if not logged:  # quotes of a log are no shell's
+            raise
+        readings = []
+    if not readings and logged:
+        return [*_read_log(text, asked.engine_version)]
+    if not readings and source.is_chosen and _begins_with_model(bare):
+        return _read_launches(_bare_flags(bare, env), asked, source.folder)
     with_config = any(_find_config(each.launch) for each in readings if each.launch)
     readings += _read_here_documents(source, replace(asked, is_config=not with_config), env)
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
+
+
+def _read_log(text: str, engine_version: str | None) -> Iterator[SetupReading]:
+    """Yield the servers whose arguments a log of vLLM lists, with the release that it names."""
+    from draftwise.knowledge.log_lines import read_log_facts
+
+    starts = [*_ARGUMENTS_LOGGED.finditer(text)]
+    pattern = next(each.pattern for each in read_log_facts().values if each.name == "engine_version")
+    named = [(found, str(next(filter(None, found.groups())))) for found in pattern.finditer(text)] if starts else []
+    for index, logged in enumerate(starts):
+        from draftwise.setups.read.python_code import is_python, read_engines
+
+        line = text.count("\n", 0, logged.start())
+        given = _ENUM.sub(lambda found: found[2] or repr(found[1]), logged[1][: logged[1].rfind("}") + 1])
+        call = "\n" * line + f"import vllm; vllm.LLM(**{given})"
+        before = starts[index - 1].end() if index else 0
+        after = starts[index + 1].start() if index + 1 < len(starts) else len(text)
+        release = engine_version or _find_logged_release(named, before, logged.start(), after)
+        if not is_python(call):
+            state = "cannot be read" if logged[1].rstrip().endswith("}") else "is cut"
+            cut = get_rule("logged-start-cut").ruling(state=state, where=f"line {line + 1}")
+            unread = Setup(target="", engine="vllm", engine_version=release)
+            yield SetupReading(setup=unread, where=f"line {line + 1}", findings=(cut,), unknown={"": cut})
+            continue
+        for each in read_engines(call, given={}, engine_version=release):
+            gap = get_rule("image-release-unknown").ruling(where=each.where, message=_LOG_OPEN)
+            open_gap = {} if release else {"engine_version": gap}
+            yield replace(each, unknown={**each.unknown, **open_gap}, findings=(*open_gap.values(), *each.findings))
+
+
+def _find_logged_release(named: Sequence[tuple[re.Match[str], str]], before: int, start: int, after: int) -> str:
+    """Return the release of a start: the server names it before its arguments, the engine after them.
+
+    Args:
+        named: the log's releases, where it names them.
+        before: end of the previous start.
+        start: beginning of this one's arguments.
+        after: beginning of the next one's.
+    """
+    by_server = [release for found, release in named if before <= found.start() < start and "engine" not in found[0]]
+    by_engine = [release for found, release in named if start <= found.start() < after and "engine" in found[0]]
+    if len({*by_server}) > 1:
+        return ""  # several servers write one log
+    earlier = {release for found, release in named if found.start() < start}
+    return next(iter([*by_server[-1:], *by_engine, *(earlier if len(earlier) == 1 else ())]), "")
 
 
 def _read_here_documents(source: SourceText, asked: _SourceHints, env: Environment) -> Iterator[SetupReading]:
@@ -306,6 +374,14 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[SetupReading]
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
 
 
+def _begins_with_model(text: str) -> bool:
+    """Say whether a text is a model with flags, as after `vllm serve`: a name of the hub, or a folder."""
+    first, *others = text.split(maxsplit=2) or [""]
+    if not others or not others[0].startswith("-") or "--model" in text:
+        return False
+    return _HUB_NAME.fullmatch(first) is not None or Path(first).is_dir()
+
+
 def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     """Yield the server whose arguments are given without a program."""
     words = evaluate_words(text, env=env)
@@ -317,7 +393,8 @@ def _read_launches(
     launches: Iterator[Launch], asked: _SourceHints, folder: Path, *, script: str = ""
 ) -> list[SetupReading]:
     readings: list[SetupReading] = []
-    for launch in launches:
+    found = list(launches)
+    for launch in [each for each in found if not each.only_asks] or found:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
         if launch.version.startswith(REQUIREMENTS) and not launch.image:
@@ -353,13 +430,14 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
     manifests = [
         each for each in documents if isinstance(each.value, Mapping) and {"apiVersion", "kind"} <= {*each.value}
     ]
-    inner = _find_embedded(manifests)
+    inner, are_read = _find_embedded(manifests), {*map(id, manifests)}
+    may_run = "vllm" in source.text  # a text that does not name vLLM holds no task that runs it
     readings = _read_launches(_find_objects(manifests, asked), asked, source.folder)
     for document in (*documents, *inner):
-        if document in manifests:
+        if id(document) in are_read:
             continue
         if not isinstance(document.value, Mapping):
-            readings += _read_tasks(document, asked, source)
+            readings += _read_tasks(document, asked, source) if may_run else []
             continue
         launches = _find_in_values(document, manifests, asked, source.folder)
         if launches is not None:
@@ -368,7 +446,7 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
             version = asked.engine_version
             found = [_set_in_image(each, manifests, version) for each in _read_ray(document, version)]
             found = found or (_read_config_file(document, version, source) if asked.is_config else [])
-            readings += found or _read_tasks(document, asked, source)
+            readings += found or (_read_tasks(document, asked, source) if may_run else [])
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)
         readings[0] = replace(readings[0], findings=about_text + readings[0].findings)
@@ -376,12 +454,10 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
 
 
 def _read_tasks(document: YamlDocument, asked: _SourceHints, source: SourceText) -> list[SetupReading]:
-    """Read what other tools run: a text that does not name vLLM holds none of it."""
-    if "vllm" not in source.text:
-        return []
+    """Read what other tools run."""
     from draftwise.setups.read.manifests.tasks import find_tasks
 
-    return _read_launches(find_tasks(document), asked, source.folder)
+    return _read_launches(find_tasks(document, asked.given), asked, source.folder)
 
 
 def _find_objects(manifests: Sequence[YamlDocument], asked: _SourceHints) -> Iterator[Launch]:
@@ -428,8 +504,9 @@ def _read_ray(document: YamlDocument, engine_version: str | None) -> list[SetupR
 
     readings = []
     for path, mapping in walk(document.value):
-        if isinstance(mapping.get("engine_kwargs"), Mapping):
-            where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
+        held = next((key for key in _OF_RAY if isinstance(mapping.get(key), Mapping)), None)
+        if held is not None:
+            where = f"line {document.line((*path, held))} {get_text((*path, held))}"
             readings.append(read_ray_config(mapping, where=where, engine_version=engine_version))
     return readings
 

@@ -20,7 +20,7 @@ from draftwise.watching.diagnose import (
     low_acceptance_rules,
     serving_rules,
 )
-from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
+from draftwise.watching.diagnose.outliers import describe_outlier, differ_by_k, find_outliers
 from draftwise.watching.diagnose.pool_case import (
     DiagnosisRule,
     PoolCase,
@@ -49,13 +49,17 @@ _OF_ONE = frozenset(
 """Diagnoses of a single engine or replica, which name it themselves."""
 _OF_NO_OTHER = frozenset({"drafts-shortened"})
 """Diagnoses that, where they name a server, explain nothing of the others."""
+_OF_ILL = frozenset({"queue-grew", "above-crossover"})
+"""Diagnoses that follow where an engine is ill: requests stay longer there."""
 _OF_PLAIN = frozenset({"requests-fail", "logits-corrupted"})
 """Diagnoses that also apply to the plain pool, because they spoil comparisons with it."""
+_OF_PREFILL = _OF_PLAIN | {"engine-hung", "kv-squeeze", "queue-grew"}
+"""Diagnoses that apply to prefill servers, which answer one token and hand over."""
 _DECIDED = frozenset(rule.code for rule in RULES)
 _UNKNOWN_LOSS = {Severity.ERROR: 0.3, Severity.WARNING: 0.1, Severity.INFO: 0.02}
 """Assumed loss for ranking a diagnosis whose loss is unknown."""
 _SETTLED_BY = {
-    "probe": "draftwise watch {url} --probe",
+    "probe": "draftwise watch {url} --baseline baseline.json --probe",
     "plain": "draftwise watch {url} --plain URL",
     "baseline": "draftwise watch {url} --baseline FILE",
     "curve": "draftwise watch {url} --baseline FILE",
@@ -104,6 +108,11 @@ def diagnose(
     return tuple(sorted(found, key=_rank))
 
 
+def _only_prefills(window: Window) -> bool:
+    """Return whether a server ends each answer after a token, as one that hands its KV cache to others does."""
+    return window.mean_output_tokens == 1 and not window.counters.spec.num_drafts
+
+
 def _diagnose_pool(
     pool: str, windows: tuple[Window, ...], expected: PoolExpectation, plain: Window | None, asked: SideInfo
 ) -> Iterator[Diagnosis]:
@@ -124,8 +133,15 @@ def _diagnose_pool(
         unlike["metrics-differ"] = _Hit("metrics-differ", identity_rules.describe_mute(mute, windows), 1.0)
         windows = tuple(each for each in windows if each not in mute)
         case = replace(case, windows=windows)
+    prefills = tuple(filter(_only_prefills, windows))
+    if prefills and len(prefills) < len(windows):
+        windows = tuple(each for each in windows if each not in prefills)
+        case = replace(case, windows=windows)
+        name = prefills[0].instance
+        of_them = [hit for hit in _apply(PoolCase(windows=prefills)) if hit.code in _OF_PREFILL]
+        unlike |= {hit.code: replace(hit, found=replace(hit.found, where=hit.found.where or name)) for hit in of_them}
     hits = unlike | {hit.code: hit for hit in _apply(case)}
-    if ill := find_outliers(windows):
+    if ill := find_outliers(windows, case.expected.yardstick):
         # What is said of the pool is said of the rest: one engine's illness is neither traffic nor configuration.
         rest = replace(case, windows=tuple(each for each in windows if each not in ill))
         names = {each.instance for each in ill}
@@ -136,7 +152,8 @@ def _diagnose_pool(
             match = describe_outlier(ill, rest.windows)
             hits = {"replica-outlier": _Hit("replica-outlier", match, 1.0)} | hits
     hits |= {hit.code: hit for hit in _confirm(case, hits)}
-    explained = _find_explained(hits)
+    is_by_k = differ_by_k(ill, [each for each in windows if each not in ill])
+    explained = _find_explained(hits, set() if is_by_k else {("k-changed", "replica-outlier")})
     for hit in hits.values():
         diagnosis = replace(_write(hit, where=hit.found.where or pool), follows_from=explained.get(hit.code, ""))
         yield diagnosis if diagnosis.follows_from else _add_candidates(diagnosis, case, hits, hit.found.excludes)
@@ -149,7 +166,7 @@ def _name_pool(windows: Sequence[Window]) -> str:
 
 def _stays(hit: _Hit, ill: Collection[str]) -> bool:
     """Return whether what is said of one server is more than that requests queue where the engine is ill."""
-    return bool(hit.found.where) and not (hit.code == "queue-grew" and hit.found.where in ill)
+    return bool(hit.found.where) and not (hit.code in _OF_ILL and hit.found.where in ill)
 
 
 def _apply(case: PoolCase) -> Iterator[_Hit]:
@@ -177,15 +194,20 @@ def _confirm(case: PoolCase, hits: Mapping[str, _Hit]) -> Iterator[_Hit]:
                 yield _Hit(code, replace(hit.found, message=message, evidence=evidence), hit.certainty)
 
 
-def _find_explained(hits: Mapping[str, _Hit]) -> dict[str, str]:
-    """Return the codes that follow from others, with the one that explains each: the most costly of those that do."""
+def _find_explained(hits: Mapping[str, _Hit], apart: Collection[tuple[str, str]]) -> dict[str, str]:
+    """Return the codes that follow from others, with the one that explains each: the most costly of those that do.
+
+    Args:
+        hits: what holds, by code.
+        apart: pairs of which the first explains the second elsewhere, but not here.
+    """
     by_cost = sorted(hits.values(), key=lambda hit: _rank(_write(hit)))
     explained: dict[str, str] = {}
     for hit in by_cost:
         row = _get_row(hit.code)
         for code in {row.parent, *row.consequences} & hits.keys():
             is_elsewhere = hit.code in _OF_NO_OTHER and hit.found.where not in ("", hits[code].found.where)
-            if not is_elsewhere and explained.get(hit.code) != code:
+            if not is_elsewhere and (hit.code, code) not in apart and explained.get(hit.code) != code:
                 explained.setdefault(code, hit.code)
     return explained
 
@@ -207,7 +229,7 @@ def _add_candidates(
         row for code in (diagnosis.code, *_list_causes(diagnosis.code)) for row in case.asked.suspects.get(code, ())
     ]
     commands = Counter(command for lacks in missing.values() for command in _list_commands(lacks))
-    url = case.windows[0].instance
+    url = name if (name := case.windows[0].instance).startswith("http") else "URL"
     asks = [text for need, text in _get_row(diagnosis.code).asks.items() if need not in case.readings]
     return replace(
         diagnosis,

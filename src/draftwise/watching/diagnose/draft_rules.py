@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from math import log
 
@@ -15,8 +15,10 @@ from draftwise.watching.diagnose.pool_case import (
     DiagnosisRule,
     PoolCase,
     RuleMatch,
+    count_drafted,
     count_requests,
     find_losses,
+    find_only,
     is_less,
     tell,
 )
@@ -154,7 +156,7 @@ def _find_coverage_lost(case: PoolCase) -> RuleMatch | None:
     now, then = (each.coverage if each.decode_coverage is None else each.decode_coverage for each in (window, good))
     if not is_less(now, then, by=1 - _FEW_DRAFTS, error=case.error):
         return None
-    where = _find_only(case, lambda each: (each.coverage or 0.0) < _FEW_DRAFTS * (then or 0.0))
+    where = find_only(case, lambda each: (each.coverage or 0.0) < _FEW_DRAFTS * (then or 0.0))
     only = f"On {where}, few" if where else f"Only {now:.0%}"
     return RuleMatch(
         message=f"{only} of the steps have a draft, but {then:.0%} had one in the measurement.",
@@ -167,27 +169,29 @@ def _find_coverage_lost(case: PoolCase) -> RuleMatch | None:
 def _find_drafts_shortened(case: PoolCase) -> RuleMatch | None:
     window, k = case.window, case.k
     scheduled = case.asked.find_scheduled_k(window.batch)
-    wanted = k if scheduled is None else scheduled
+    wanted = most = k if scheduled is None else scheduled
+    if wanted and window.counters.spec.num_drafts:  # servers with another k shorten nothing
+        wanted = sum(_own_k(each, wanted) * each.counters.spec.num_drafts for each in case.windows)
+        wanted /= window.counters.spec.num_drafts
     if not wanted or window.mean_k is None or window.counters.spec.num_drafts < MIN_DRAFTS:
         return None
     usual = None if case.good is None else case.good.mean_k  # the same traffic was measured with drafts as short
     if window.mean_k >= _FEW_DRAFTS * min(wanted, usual or wanted):
         return None
-    where = _find_only(case, lambda each: (each.mean_k or wanted) < _FEW_DRAFTS * wanted)
-    on = f"On {where}, a" if where else "A"
+    where = find_only(case, lambda each: (each.mean_k or wanted) < _FEW_DRAFTS * _own_k(each, most or wanted))
+    on, named = (f"On {where}, a", case.parts[where]) if where else ("A", window)
+    own = {_own_k(each, most or wanted) for each in ((named,) if where else case.windows)}
+    told = " or ".join(f"{each:.3g}" for each in sorted(own))
     return RuleMatch(
-        message=f"{on} draft has {case.parts.get(where, window).mean_k:.1f} tokens on average, but {wanted:g} are "
-        "configured.",
-        evidence=(tell("mean k", window.mean_k, wanted, of="configured"),),
+        message=f"{on} draft has {named.mean_k:.1f} tokens on average, but {told} are configured.",
+        evidence=(tell("mean k", named.mean_k, own.pop() if len(own) == 1 else wanted, of="configured"),),
         loss=find_losses(case).acceptance,
         where=case.parts[where].instance if where else "",
     )
 
 
-def _find_only(case: PoolCase, is_ill: Callable[[Window], bool]) -> str:
-    """Return the only replica, or engine of a single one, that is ill; empty for none or more."""
-    ill = [name for name, window in case.parts.items() if is_ill(window)]
-    return ill[0] if len(ill) == 1 < len(case.parts) else ""
+def _own_k(window: Window, wanted: float) -> float:
+    return min(wanted, count_drafted(window) or wanted)
 
 
 def _is_partial(case: PoolCase) -> bool:

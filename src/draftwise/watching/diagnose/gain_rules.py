@@ -69,8 +69,8 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
         return None
     running, waiting = (each / len(case.replicas) for each in (load.running, load.waiting or 0.0))
     in_flight, where, fix = running + waiting, "", ""
+    loads = {name: (each.load.running or 0.0, each.load.waiting or 0.0) for name, each in case.replicas.items()}
     if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
-        loads = {name: (each.load.running or 0.0, each.load.waiting or 0.0) for name, each in case.replicas.items()}
         where = max(loads, key=lambda name: loads[name])
         rates = {name: each.finished_per_s or 0.0 for name, each in case.replicas.items()}
         if rates.pop(where) <= _MORE_WORK * max(rates.values(), default=0.0):
@@ -79,6 +79,9 @@ def _find_above_crossover(case: PoolCase) -> RuleMatch | None:
         fix = "Spread the requests evenly over the replicas: check the router's balance."
     if in_flight <= _PAST_CROSSOVER * crossover or running < _MOSTLY_RUNNING * crossover:
         return None
+    over = [name for name, each in loads.items() if sum(each) > _PAST_CROSSOVER * crossover]
+    if len(over) == 1 < len(loads):
+        where, in_flight = over[0], sum(loads[over[0]])
     heaviest, batch = case.expected.yardstick.heaviest, case.window.batch
     beyond = []
     if heaviest is not None and batch is not None and batch > heaviest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from math import ceil, inf, log, sqrt
 
 from draftwise.core import Sums, Window
@@ -17,9 +18,11 @@ from draftwise.watching.diagnose.pool_case import (
     DiagnosisRule,
     PoolCase,
     RuleMatch,
+    count_drafted,
     count_requests,
     differ_in_prompts,
     find_losses,
+    find_only,
     is_less,
     is_same_load,
     relative_error,
@@ -27,7 +30,6 @@ from draftwise.watching.diagnose.pool_case import (
     tell,
 )
 
-_ROUNDED = 0.05
 _LESS, _SLOWER = 0.08, 0.12
 """Revisions differ if acceptance length, or step time, differs by this share."""
 _TOGETHER_S, _OLDER = 3600.0, 4.0
@@ -39,6 +41,8 @@ _TAIL = 0.01
 _SAME = 0.05
 """Share by which the mean time per token may exceed the other one's."""
 _UNLIKE = 1.5
+_BUSIER = 1.25
+"""Ratio of the running requests of an engine up to which its tail is held against another one's."""
 
 
 def leave_out_models(
@@ -135,21 +139,8 @@ def _drafts(window: Window) -> bool:
     return bool(window.counts_drafts and window.counters.spec.num_drafts >= MIN_DRAFTS)
 
 
-def _count_drafted(window: Window) -> int | None:
-    """Return the k of a server: vLLM counts as many positions, and a grammar shortens some of its drafts only.
-
-    Servers without such counters may end a draft anywhere: their k is known where every draft has as many tokens.
-    """
-    positions, mean = len(window.counters.spec.accepted_per_pos), window.mean_k
-    if window.counters.spec.num_drafts < MIN_DRAFTS or mean is None:
-        return None
-    if not positions and abs(mean - round(mean)) > _ROUNDED:
-        return None
-    return max(positions, ceil(mean - _ROUNDED))
-
-
 def _find_k_changed(case: PoolCase) -> RuleMatch | None:
-    drafted = {name: k for name, window in case.replicas.items() if (k := _count_drafted(window)) is not None}
+    drafted = {name: k for name, window in case.replicas.items() if (k := count_drafted(window)) is not None}
     wanted = _find_wanted_k(case)
     if not drafted or case.asked.schedule:
         return None
@@ -170,7 +161,7 @@ def _find_k_changed(case: PoolCase) -> RuleMatch | None:
 
 def _find_wanted_k(case: PoolCase) -> int | None:
     asked = None if case.asked.spec is None else case.asked.spec.num_speculative_tokens
-    return asked if asked is not None or case.good is None else _count_drafted(case.good)
+    return asked if asked is not None or case.good is None else count_drafted(case.good)
 
 
 def _find_revisions_differ(case: PoolCase) -> RuleMatch | None:
@@ -249,28 +240,40 @@ def _find_pools_unlike(case: PoolCase) -> RuleMatch | None:
 
 def _find_p99_worse(case: PoolCase) -> RuleMatch | None:
     """Hold the edges between which P99 and median lie against the plain pool's, or an earlier window's."""
-    window = case.window
-    for other, where in ((case.comparable, "in the plain pool"), (case.expected.earlier, "before")):
-        now, then = window.bound_quantile(1 - _TAIL), None if other is None else other.bound_quantile(1 - _TAIL)
-        medians = window.bound_quantile(0.5), None if other is None else other.bound_quantile(0.5)
-        if other is None or now is None or then is None or None in medians:
+    for other, place in ((case.comparable, "in the plain pool"), (case.expected.earlier, "before")):
+        if other is None or any((each.batch or 0.0) > _BUSIER * (other.batch or 0.0) for each in case.windows):
             continue
-        here, there = medians[0] or (0.0, 0.0), medians[1] or (0.0, 0.0)
-        mean, before = window.seconds_per_token, other.seconds_per_token
-        if mean is None or before is None or mean > (1 + _SAME) * before or not _answers_alike(window, other):
-            continue  # all of them are slower, or the mean of a request is one of fewer tokens
-        if now[0] < then[1] or here[1] > there[1] or not _is_sure_tail(window, other, then[1]):
+        where = find_only(case, partial(_has_worse_tail, other=other))
+        window = case.parts.get(where, case.window)
+        if not _has_worse_tail(window, other):
             continue
+        (now, here), (then, there) = _bound_tail(window), _bound_tail(other)
+        on = f"on {where}" if where else "here"
         return RuleMatch(
             message=(
-                f"1 of 100 requests takes more than {1000 * now[0]:g} ms a token here and at most {1000 * then[1]:g} "
-                f"ms {where}. The median is at most {1000 * here[1]:g} ms here and {1000 * there[1]:g} ms {where}."
+                f"1 of 100 requests takes more than {1000 * now[0]:g} ms a token {on} and at most {1000 * then[1]:g} "
+                f"ms {place}. The median is at most {1000 * here[1]:g} ms {on} and {1000 * there[1]:g} ms {place}."
             ),
             evidence=(
                 tell(f"share beyond {1000 * then[1]:g} ms", window.share_slower(then[1]), other.share_slower(then[1])),
             ),
+            where=window.instance if where else "",
         )
     return None
+
+
+def _bound_tail(window: Window) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the edges of P99 and of the median; without a histogram, those of nothing."""
+    unknown = (0.0, inf)
+    return window.bound_quantile(1 - _TAIL) or unknown, window.bound_quantile(0.5) or unknown
+
+
+def _has_worse_tail(window: Window, other: Window) -> bool:
+    (now, here), (then, there) = _bound_tail(window), _bound_tail(other)
+    mean, before = window.seconds_per_token, other.seconds_per_token
+    if mean is None or before is None or mean > (1 + _SAME) * before or not _answers_alike(window, other):
+        return False  # all of them are slower, or the mean of a request is one of fewer tokens
+    return now[0] >= then[1] and here[1] <= there[1] and _is_sure_tail(window, other, then[1])
 
 
 def _answers_alike(window: Window, other: Window) -> bool:

@@ -7,9 +7,10 @@ from math import log
 from statistics import median
 
 from draftwise.core import Window
+from draftwise.core.window import LONGEST
 from draftwise.knowledge.findings import all_findings
 from draftwise.knowledge.messages import text_of
-from draftwise.knowledge.methods import find_method
+from draftwise.knowledge.methods import all_methods, find_method
 from draftwise.watching.diagnose.outliers import describe_outlier, find_outliers
 from draftwise.watching.diagnose.pool_case import (
     COLD_S,
@@ -20,6 +21,7 @@ from draftwise.watching.diagnose.pool_case import (
     DiagnosisRule,
     PoolCase,
     RuleMatch,
+    count_drafted,
     count_requests,
     count_verified,
     draft_error,
@@ -30,8 +32,10 @@ from draftwise.watching.diagnose.pool_case import (
 
 _FEW = 0.01
 """Share of draft tokens, for servers that do not count them by position."""
-_LONGEST = 16
-"""Most tokens of a draft, for servers that count only tokens."""
+_SLIPS = 0.005
+"""Accepted tokens of a draft that are as good as none, however few requests they are of."""
+_SURELY_LOW = 0.5
+"""Share of the least published acceptance, below which that of an unknown method is low."""
 _PERFECT = 0.98
 _FELL = 0.08
 """Smallest relevant change of the acceptance length, as a share."""
@@ -39,6 +43,8 @@ _OUTLIER = 0.25
 _OUTLIER_DRAFTS = 1000
 _SHORT = 0.8
 """Share of the other servers' draft tokens below which a server's drafts are cut."""
+_DEAD = 0.25
+"""Share of the other ranks' accepted tokens, by gauges of a few steps each."""
 _OLDER = 5.0
 """Multiple of the other replicas' age."""
 _AS_BEFORE = 0.07
@@ -47,7 +53,9 @@ _TAIL_FELL = 0.2
 
 def _accepts_little(case: PoolCase) -> bool:
     """Return whether there are drafts enough to say that next to nothing of them is accepted."""
-    return case.window.counters.spec.num_drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS
+    stats = case.window.counters.spec
+    drafts = stats.num_drafts or stats.num_draft_tokens // LONGEST
+    return drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS
 
 
 def _accepts_all(window: Window) -> bool:
@@ -59,8 +67,8 @@ def _accepts_all(window: Window) -> bool:
 def _find_zero_acceptance(case: PoolCase) -> RuleMatch | None:
     stats, rates = case.window.counters.spec, case.window.rate_per_pos
     # Hundreds of drafts of which nothing is accepted are no accident, however few requests they are of.
-    drafts = stats.num_drafts or stats.num_draft_tokens // _LONGEST or count_verified(case.window)
-    nothing = drafts >= MIN_DRAFTS and not stats.num_accepted_tokens and case.window.tells_acceptance
+    drafts = stats.num_drafts or stats.num_draft_tokens // LONGEST or count_verified(case.window)
+    nothing = drafts >= MIN_DRAFTS and stats.num_accepted_tokens <= _SLIPS * drafts and case.window.tells_acceptance
     most = _FEW * stats.num_draft_tokens or NOISE * drafts  # what all positions accept, the first one included
     few = rates[0] < NOISE if rates else stats.num_accepted_tokens < most
     if not nothing and not (few and drafts >= MIN_DRAFTS and count_requests(case.window) >= MIN_REQUESTS):
@@ -147,18 +155,23 @@ def _find_drafter_noise(case: PoolCase) -> RuleMatch | None:
 
 def _find_acceptance_low(case: PoolCase) -> RuleMatch | None:
     rate, method = case.window.counters.spec.acceptance_rate, find_method(case.method)
-    prior = None if method is None else method.advice.find_prior()
-    if case.good is not None or prior is None or rate is None or not _accepts_little(case):
+    methods = all_methods().values() if method is None else (method,)
+    priors = [prior for each in methods if (prior := each.advice.find_prior()) is not None]
+    if case.good is not None or not priors or rate is None or not _accepts_little(case):
         return None
-    conditional = [each for each in case.window.conditional_rate_per_pos if each is not None]
-    if not conditional or conditional[0] >= prior.low:
+    low, high = min(each.low for each in priors), max(each.high for each in priors)
+    known = [each for each in case.window.conditional_rate_per_pos if each is not None]
+    # Without counts by position, no more first tokens can have been accepted than tokens at all.
+    first = known[0] if known else rate * (case.window.mean_k or LONGEST)
+    if first >= low * (_SURELY_LOW if method is None else 1) or (method is None and _find_zero_acceptance(case)):
         return None
+    most = "" if known else "at most "
     return RuleMatch(
         message=(
-            f"The target accepts the first draft token in {conditional[0]:.0%} of the drafts. Published for "
-            f"{case.method}: {prior.low:.0%} to {prior.high:.0%}."
+            f"The target accepts the first draft token in {most}{first:.0%} of the drafts. Published for "
+            f"{case.method or 'all methods'}: {low:.0%} to {high:.0%}."
         ),
-        evidence=(tell("accepted at position 0", conditional[0], prior.low, of="published from"),),
+        evidence=(tell("accepted at position 0", first, low, of="published from"),),
     )
 
 
@@ -205,8 +218,9 @@ def _find_tail_fell(case: PoolCase) -> RuleMatch | None:
 
 def _find_tail_dead(case: PoolCase) -> RuleMatch | None:
     rates, then = case.window.rate_per_pos, () if case.good is None else case.good.rate_per_pos
-    if len(rates) < 2 or not _accepts_little(case) or _is_shortened(case):
-        return None
+    several = len({len(each.rate_per_pos) for each in case.windows if each.counters.spec.num_drafts}) > 1
+    if several or len(rates) < 2 or not _accepts_little(case) or _is_shortened(case):
+        return None  # drafts of replicas with a smaller k have no last position
     error = (NOISE * case.window.counters.spec.num_drafts) ** -0.5  # of the accepted last tokens
     if rates[0] < 2 * NOISE or not is_less(rates[-1], NOISE, by=0.0, error=error):
         return None
@@ -218,7 +232,24 @@ def _find_tail_dead(case: PoolCase) -> RuleMatch | None:
     )
 
 
+def _find_dead_rank(case: PoolCase) -> RuleMatch | None:
+    """Find a rank that accepts next to nothing of what the other ranks of its server do, by the server's gauges."""
+    for window in case.windows:
+        lengths = window.load.lengths
+        worst = min(lengths, key=lambda rank: lengths[rank], default="")
+        usual = median([each for rank, each in lengths.items() if rank != worst] or [1.0])
+        if usual > 1 + NOISE and lengths[worst] - 1 < _DEAD * (usual - 1):
+            return RuleMatch(
+                message=text_of("rank-accepts-less", where=window.instance, rank=worst, now=lengths[worst], then=usual),
+                evidence=tuple(tell(f"dp_rank {rank}: acceptance length", each) for rank, each in lengths.items()),
+                where=window.instance,
+            )
+    return None
+
+
 def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
+    if (dead := _find_dead_rank(case)) is not None:
+        return dead
     low = _find_lowest(case)
     if low is None:
         return None
@@ -228,6 +259,7 @@ def _find_replica_outlier(case: PoolCase) -> RuleMatch | None:
         found = describe_outlier(ill, [each for each in case.windows if each not in ill])
         return replace(found, loss=find_losses(case).acceptance)
     usual = median(each.mean_k or 0.0 for each in case.replicas.values())
+    usual = min(usual, count_drafted(window) or usual)
     is_short = (window.mean_k or 0.0) < _SHORT * usual and _per_draft(window) > NOISE  # whatever the drafter is
     return RuleMatch(
         message=f"{window.instance} accepts {_per_draft(window):.2f} tokens per draft, the other servers {rest:.2f}.",

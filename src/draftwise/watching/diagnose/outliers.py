@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from operator import attrgetter
 from statistics import median
 
 from draftwise.core import Window
@@ -14,6 +15,7 @@ from draftwise.watching.diagnose.pool_case import (
     MIN_REQUESTS,
     NOISE,
     RuleMatch,
+    count_drafted,
     count_requests,
     count_verified,
     draft_error,
@@ -21,6 +23,7 @@ from draftwise.watching.diagnose.pool_case import (
     relative_error,
     tell,
 )
+from draftwise.watching.yardstick import Yardstick
 
 _LESS = 0.25
 """Share by which an outlier accepts less than the median of the others."""
@@ -28,13 +31,21 @@ _SLOWER = 0.25
 """1 - 1/1.33: an outlier's step takes a third longer than the others' median, at no larger batch."""
 _SMALL = 4
 """Ratio of requests above which two engines are not comparable."""
+_AS_MEASURED = 1.12
+"""Ratio of two steps over what was measured under their loads, up to which load explains the difference."""
+_NOTHING_MEASURED = Yardstick()
 _ALIKE = 1.25
 """Ratio of batches up to which step times are comparable."""
 
 
-def find_outliers(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """Return engines with lower acceptance or slower steps than their neighbors; empty if most are affected."""
-    found = tuple(each for each in windows if _accepts_less(each, windows) or _is_slower(each, windows))
+def find_outliers(windows: Sequence[Window], yardstick: Yardstick = _NOTHING_MEASURED) -> tuple[Window, ...]:
+    """Return engines with lower acceptance or slower steps than their neighbors; empty if most are affected.
+
+    Args:
+        windows: windows of the engines.
+        yardstick: tells how long a step takes under an engine's load.
+    """
+    found = tuple(each for each in windows if _accepts_less(each, windows) or _is_slower(each, windows, yardstick))
     return found if len(windows) > 1 and 2 * len(found) <= len(windows) else ()
 
 
@@ -69,12 +80,16 @@ def _accepts_less(window: Window, windows: Sequence[Window]) -> bool:
     return is_less(*pair, by=_LESS, error=error)
 
 
-def _is_slower(window: Window, windows: Sequence[Window]) -> bool:
+def _is_slower(window: Window, windows: Sequence[Window], yardstick: Yardstick) -> bool:
     if not window.batch or (window.sums.finished or 0.0) < 2 * MIN_REQUESTS:
         return False
     same = [each for each in windows if bool(each.counters.spec.num_drafts) == bool(window.counters.spec.num_drafts)]
     alike = [each for each in same if each is window or _is_alike(window, each)]
-    pair = _compare(window, _leave_out_small(window, alike), lambda each: each.step_s)
+    large = _leave_out_small(window, alike)
+    measured = _compare(window, large, yardstick.step_ratio)
+    if measured is not None and measured[0] < _AS_MEASURED * measured[1]:
+        return False  # it has more to do
+    pair = _compare(window, large, attrgetter("step_s"))
     return pair is not None and is_less(pair[1], pair[0], by=_SLOWER, error=relative_error(window))
 
 
@@ -82,6 +97,12 @@ def _is_alike(window: Window, other: Window) -> bool:
     """Return whether a batch is no larger, or only because requests that come as often stay longer."""
     rate, theirs = window.finished_per_s or 0.0, other.finished_per_s or 0.0
     return bool(other.batch and window.batch and window.batch <= _ALIKE * other.batch) or 0 < rate <= _ALIKE * theirs
+
+
+def differ_by_k(ill: Sequence[Window], rest: Sequence[Window]) -> bool:
+    """Return whether each of these engines has a k of its own, which explains that a draft gives less, not nothing."""
+    others = {None, *map(count_drafted, rest)}
+    return bool(ill) and all(count_drafted(each) not in others and (_accepted(each) or 0.0) > NOISE for each in ill)
 
 
 def describe_outlier(ill: Sequence[Window], rest: Sequence[Window]) -> RuleMatch:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from math import hypot, inf, log, sqrt
+from math import ceil, hypot, inf, log, sqrt
 from typing import TYPE_CHECKING
 
 from draftwise.core import ServerLoad, SpecConfig, Window
+from draftwise.core.window import LONGEST
 from draftwise.knowledge.findings import DiagnosisFact, all_findings
 from draftwise.knowledge.methods import find_method
 from draftwise.watching.yardstick import Yardstick
@@ -184,7 +185,7 @@ class PoolCase:
         step = yardstick.step_s(self.window.batch)
         at_hand = {
             "metrics": self.window.output_tokens is not None or self.window.counters.spec.num_draft_tokens > 0,
-            "replicas": len(self.parts) > 1,
+            "replicas": len(self.parts) > 1 or any(len(each.load.lengths) > 1 for each in self.windows),
             "uptime": all(window.uptime_s is not None for window in self.windows),
             "wakes": bool(self.window.sleeping),
             "baseline": self.good is not None,
@@ -333,8 +334,28 @@ _REQUEST_SPREAD = 0.4
 """Standard deviation of a ratio over requests, in logarithms."""
 _WINDOW_SPREAD = 0.02
 """What is left of it however many requests there are."""
+_ROUNDED = 0.05
 _DRAFTS_A_REQUEST = 180
 """Drafts of a request of 350 tokens, for a server that does not count its requests."""
+
+
+def count_drafted(window: Window) -> int | None:
+    """Return the k of a server: vLLM counts as many positions, and a grammar shortens some of its drafts only.
+
+    Servers without such counters may end a draft anywhere: their k is known where every draft has as many tokens.
+    """
+    positions, mean = len(window.counters.spec.accepted_per_pos), window.mean_k
+    if window.counters.spec.num_drafts < MIN_DRAFTS or mean is None:
+        return None
+    if not positions and abs(mean - round(mean)) > _ROUNDED:
+        return None
+    return max(positions, ceil(mean - _ROUNDED))
+
+
+def find_only(case: PoolCase, is_ill: Callable[[Window], bool]) -> str:
+    """Return the only replica, or engine of a single one, that is ill; empty for none or more."""
+    ill = [name for name, window in case.parts.items() if is_ill(window)]
+    return ill[0] if len(ill) == 1 < len(case.parts) else ""
 
 
 def count_requests(window: Window) -> float:
@@ -342,7 +363,10 @@ def count_requests(window: Window) -> float:
     if window.sums.finished is not None:
         return window.sums.finished + (window.load.running or 0.0)
     stats = window.counters.spec
-    return (stats.num_drafts or (window.sequence_steps or 0 if stats.num_draft_tokens else 0)) / _DRAFTS_A_REQUEST
+    drafts = stats.num_drafts or (
+        stats.num_draft_tokens and (window.sequence_steps or stats.num_draft_tokens / LONGEST)
+    )
+    return drafts / _DRAFTS_A_REQUEST
 
 
 def count_verified(window: Window) -> int:

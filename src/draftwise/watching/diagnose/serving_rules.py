@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf, log, sqrt
 
 from draftwise.core import Window
@@ -17,6 +18,7 @@ from draftwise.watching.diagnose.pool_case import (
     RuleMatch,
     count_requests,
     differ_in_prompts,
+    find_only,
     find_request_loss,
     is_less,
     is_same_load,
@@ -110,13 +112,13 @@ def _find_kv_squeeze(case: PoolCase) -> RuleMatch | None:
 
 def _find_queue(case: PoolCase) -> RuleMatch | None:
     window, good = case.window, case.good
-    if window.sums.finished is None:
-        return _find_waiting(case)
     where = _find_alone(case, lambda each: each.load.waiting)
     ill = case.parts.get(where, window)
     queued, then = ill.mean_queue_s, None if good is None else good.mean_queue_s
     share, loss = _lose_queue(case, ill), _lose_queue(case, window)
-    if queued is None or share is None or not _has_requests(ill) or _waiting(ill) < 1:
+    if queued is None or share is None:
+        return _find_waiting(case)
+    if not _has_requests(ill) or _waiting(ill) < 1:
         return None
     if share < _QUEUED_SHARE or (then is not None and queued < _QUEUE_GREW * then):
         return None
@@ -159,7 +161,7 @@ def _find_queue(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_waiting(case: PoolCase) -> RuleMatch | None:
-    """Find a queue by its length alone: a log has no times of requests."""
+    """Find a queue by its length alone: logs and some servers tell no times of requests."""
     window, where = case.window, _find_alone(case, lambda each: each.load.waiting)
     waiting, running = _waiting(window), window.batch or 0.0
     if waiting < MIN_REQUESTS or waiting < _LONG_QUEUE * running:
@@ -189,9 +191,11 @@ def _find_admission_squeezed(case: PoolCase) -> RuleMatch | None:
 
 
 def _find_prefix_lost(case: PoolCase) -> RuleMatch | None:
-    return (
-        None if case.comparable is None else _compare_hits(case.window, case.comparable, "plain", "in the plain pool")
-    )
+    cold = _find_cold(case)  # one server's illness is not the pool's
+    rest = Window.pooled(each for each in case.windows if cold is None or each.instance != cold.where)
+    if case.comparable is None or rest is None:
+        return None
+    return _compare_hits(rest, case.comparable, "plain", "in the plain pool")
 
 
 def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
@@ -214,12 +218,12 @@ def _find_prefix_hits_fell(case: PoolCase) -> RuleMatch | None:
 
 def _find_cold(case: PoolCase) -> RuleMatch | None:
     """Find one replica that hits at most half as often as the others; a new one has had no time to fill its cache."""
-    known = {name: each.prefix_hit_rate or 0.0 for name, each in case.parts.items() if _has_filled(each)}
+    known = {name: _read_hits(each) or 0.0 for name, each in case.parts.items() if _has_filled(each)}
     where = min(known, key=lambda name: known[name], default="")
     if not where or known[where] > _COLD * max(known.values()):
         return None
     rest = Window.pooled(each for name, each in case.parts.items() if name in known and name != where)
-    if rest is None or known[where] > _COLD * (rest.prefix_hit_rate or 0.0):
+    if rest is None or known[where] > _COLD * (_read_hits(rest) or 0.0):
         return None
     found = _compare_hits(case.parts[where], rest, "the others", "on the others")
     if found is None:
@@ -230,11 +234,17 @@ def _find_cold(case: PoolCase) -> RuleMatch | None:
 
 def _has_filled(window: Window) -> bool:
     is_new = window.uptime_s is not None and window.uptime_s < COLD_S
-    return window.prefix_hit_rate is not None and not window.restarted and not is_new
+    return _read_hits(window) is not None and not window.restarted and not is_new
+
+
+def _read_hits(window: Window) -> float | None:
+    """Return the prefix hit rate: 0 where requests came and no token was looked up, because the cache is off."""
+    is_off = window.counters.prefix_queries == 0 and _has_requests(window)
+    return 0.0 if is_off else window.prefix_hit_rate
 
 
 def _compare_hits(window: Window, other: Window, name: str, where: str) -> RuleMatch | None:
-    now, then = window.prefix_hit_rate, other.prefix_hit_rate
+    now, then = _read_hits(window), _read_hits(other)
     if now is None or then is None or not _has_requests(window):
         return None
     error = _HIT_SPREAD * sqrt(sum(1 / count for each in (window, other) if (count := count_requests(each))))
@@ -256,23 +266,30 @@ def _find_ttft_worse(case: PoolCase) -> RuleMatch | None:
     for other, of, whose in ((case.plain, "plain", "of the plain pool"), (before, "earlier", "that it took before")):
         if other is None or not _has_requests(window, other):
             continue
-        if differ_in_prompts(window, other) or differ_in_prompts(window, other, computed=True):
+        if differ_in_prompts(window, other):
             continue
-        now, then = window.prefill_s_per_token, other.prefill_s_per_token
-        error = relative_error(window, other) / 2  # prefill varies less over requests than acceptance does
-        if (
-            now is None
-            or then is None
-            or not is_less(_compare_steps(window, other) * then, now, by=_PREFILL_UP, error=error)
-        ):
+        where = find_only(case, partial(_prefills_longer, other=other))
+        ill = case.parts.get(where, window)
+        now, then = ill.prefill_s_per_token, other.prefill_s_per_token
+        if now is None or then is None or not _prefills_longer(ill, other):
             continue
-        excess = None if window.sums.prefill_s is None else window.sums.prefill_s * (1 - then / now)
+        on = f"On {where}, a" if where else "A"
+        excess = None if ill.sums.prefill_s is None else ill.sums.prefill_s * (1 - then / now)
         return RuleMatch(
-            message=f"A prompt token that misses the cache takes {now / then:.2f} times the prefill time {whose}.",
+            message=f"{on} prompt token that misses the cache takes {now / then:.2f} times the prefill time {whose}.",
             evidence=(tell("ms of prefill per uncached token", 1000 * now, 1000 * then, of=of),),
             loss=find_request_loss(window, excess),
+            where=ill.instance if where else "",
         )
     return None
+
+
+def _prefills_longer(window: Window, other: Window) -> bool:
+    if not _has_requests(window) or differ_in_prompts(window, other, computed=True):
+        return False
+    now, then = window.prefill_s_per_token, other.prefill_s_per_token
+    error = relative_error(window, other) / 2  # prefill varies less over requests than acceptance does
+    return then is not None and is_less(_compare_steps(window, other) * then, now, by=_PREFILL_UP, error=error)
 
 
 def _compare_steps(window: Window, plain: Window) -> float:

@@ -154,6 +154,9 @@ def _shorten(choices: Sequence[Any]) -> str:
 class Mismatch(ValueError):  # noqa: N818  (it is what coerce finds, not a failure of the program)
     """The value cannot be read as the type; the message says what can."""
 
+    inside: tuple[Any, ...] = ()
+    """Keys that lead to a refused value inside of the value, and that value; empty for the value as a whole."""
+
 
 class _OutOfRange(Mismatch):
     """The value is of the right type and beyond a limit, which the message says."""
@@ -201,8 +204,8 @@ def _read_union(value: Any, members: Sequence[ast.expr], choices: Sequence[Any] 
         try:
             return _read_as(value, member, choices)
         except Mismatch as mismatch:
-            wanted.append(str(mismatch))
-    raise Mismatch(" or ".join(wanted))
+            wanted.append(mismatch)
+    raise next((each for each in wanted if each.inside), Mismatch(" or ".join(map(str, wanted))))
 
 
 def _union_members(node: ast.expr) -> list[ast.expr]:
@@ -292,8 +295,15 @@ def _read_tuple(value: Any, arguments: Sequence[ast.expr], choices: Sequence[Any
 
 
 def _read_dict(value: Any, arguments: Sequence[ast.expr], choices: Sequence[Any] | None) -> dict[Any, Any]:
-    whole = _read_object(value)
-    return {_read_as(key, arguments[0], None): _read_as(each, arguments[1], choices) for key, each in whole.items()}
+    taken = {}
+    for key, each in _read_object(value).items():
+        name = _read_as(key, arguments[0], None)
+        try:
+            taken[name] = _read_as(each, arguments[1], choices)
+        except Mismatch as mismatch:
+            mismatch.inside = (key, *(mismatch.inside or (each,)))
+            raise
+    return taken
 
 
 def _read_class(_value: Any, _arguments: Sequence[ast.expr], _choices: Sequence[Any] | None) -> Any:

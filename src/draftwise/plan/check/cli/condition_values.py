@@ -125,6 +125,10 @@ def _decide(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911  
             return found.get(attr, UNKNOWN) if isinstance(found, Mapping) else UNKNOWN
         case ast.BoolOp(op=op, values=parts):
             return _decide_junction(parts, names, wanted=isinstance(op, ast.Or))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            return _decide_comparison([_decide(each, names) for each in (left, *others)], ops)
+        case ast.Call():
+            return _decide_call(node, names)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             value = _decide(operand, names)
             return UNKNOWN if value is UNKNOWN else not value
@@ -136,16 +140,12 @@ def _decide(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: PLR0911  
         case ast.IfExp(test=test, body=body, orelse=orelse):
             chosen = _decide(test, names)
             return UNKNOWN if chosen is UNKNOWN else _decide(body if chosen else orelse, names)
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            return _decide_comparison([_decide(each, names) for each in (left, *others)], ops)
         case ast.List(elts=parts):
             values = [_decide(part, names) for part in parts]
             return UNKNOWN if any(value is UNKNOWN for value in values) else values
         case ast.Subscript(value=owner, slice=ast.Constant(value=index)):
             value = _decide(owner, names)
             return UNKNOWN if value is UNKNOWN else value[index]
-        case ast.Call():
-            return _decide_call(node, names)
     return UNKNOWN
 
 

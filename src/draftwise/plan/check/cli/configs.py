@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from draftwise.core import Ruling
@@ -18,6 +19,8 @@ from draftwise.plan.check.stages import Context
 
 Values = dict[str, Any]
 _PLACE = re.compile(r"\{([^{}]*)\}")
+_ANY_MEDIA = "BaseDummyOptions"
+"""Config of limits that are not of images, audio or video; it ignores other keys than `count`."""
 _ON_CUDA = ("is_cuda", "is_cuda_alike", "is_sleep_mode_available")
 _PLATFORMS = ("is_cuda", "is_cuda_alike", "is_cpu", "is_rocm", "is_xpu", "is_tpu", "is_sleep_mode_available")
 
@@ -52,8 +55,30 @@ def find_load_faults(context: Context) -> Iterator[Ruling]:
         yield from context.rules.ruling("wrong-type", key=key, mismatch=mismatch, written=json.dumps(value))
 
 
-class _ValueRefusal(ValueError):  # noqa: N818  (the config refuses a value)
-    """What a config says of a value: the field is the subject."""
+def find_media_faults(context: Context) -> Iterator[Ruling]:
+    """Yield what the config of images, audio and video rejects, which only a multimodal target's server makes."""
+    config, release = "MultiModalConfig", context.release
+    judge = _Judge(context.rules, release, ServerSettings(given={}))
+    values, given = {**_defaults(release, config)}, dict[str, list[str]]()
+    for key, row in _fields_of(release, config).items():
+        if (value := context.given.get(key)) is None:
+            continue
+        is_checked = "choices" in row or "enum" in row  # by the config that the flag belongs to
+        values[key] = value if is_checked else judge._take(config, key, value, key, assigned=False)
+        given[key] = [key]
+    judge._check_config(config, values, given, code="config-refused")
+    limits = "limit_mm_per_prompt"
+    for kind, asked in context.objects.get(limits, {}).items():
+        options = {"count": asked} if isinstance(asked, int) else asked
+        name = next((each for each in (f"{kind.title()}DummyOptions", _ANY_MEDIA) if _fields_of(release, each)), "")
+        if isinstance(options, Mapping) and name:
+            known = {key: value for key, value in options.items() if name != _ANY_MEDIA or key == "count"}
+            judge._read_config(name, known, limits, kind)
+    for each in judge.found:
+        of_parser = each.code == "flag-json-value"  # but no parser reads the JSON of these limits
+        yield from (
+            context.rules.ruling("config-value", message=each.message, where=each.where) if of_parser else (each,)
+        )
 
 
 @dataclass(slots=True)
@@ -70,6 +95,8 @@ class _Judge:
     found: list[Ruling] = field(default_factory=list)
     judged: set[str] = field(default_factory=set)
     """Configs that were made, or left out."""
+    behind: dict[str, list[str]] = field(default_factory=dict)
+    """Flags that set fields of a config, by config."""
 
     def judge(self) -> Sequence[Ruling]:
         """Return every refusal."""
@@ -138,9 +165,11 @@ class _Judge:
             return self._read_config(row["config"], value, flag, place) if takes_only else UNKNOWN
         try:
             return _read(row, value)
-        except _ValueRefusal as refused:
-            subject = f"{place} of {spell(flag)}" if place else spell(flag)
+        except Mismatch as refused:
             code = "flag-json-value" if place else "config-value"
+            *keys, value = refused.inside or (value,)
+            inner = ".".join(map(str, (place, *keys) if place else keys))
+            subject = f"{inner} of {spell(flag)}" if inner else spell(flag)
             self._refuse(code, flag, f"{subject} must be {refused}, got {_show(value)}.")
             return UNKNOWN
 
@@ -158,15 +187,20 @@ class _Judge:
         if "**" in arguments:
             self._make_whole(config, arguments["**"])
             return
-        values, given = {**_defaults(self.release, config)}, dict[str, list[str]]()
+        values, given, late = {**_defaults(self.release, config)}, dict[str, list[str]](), dict[str, list[str]]()
         for key, row in arguments.items():
             values[key] = decide(row["value"], self.names)
             of_flags = self._given_in(row["value"])
-            if of_flags and values[key] is not UNKNOWN:
+            inner = [flag for name in names_in(row["value"]) for flag in self.behind.get(name, ())]
+            if (of_flags or inner) and values[key] is not UNKNOWN:
                 is_late = "assigned" in row  # the config was made, and checked, before
-                values[key] = self._take(config, key, values[key], of_flags[-1], assigned=is_late)
-                given |= {} if is_late else {key: of_flags}
+                if of_flags:
+                    values[key] = self._take(config, key, values[key], of_flags[-1], assigned=is_late)
+                (late if is_late else given)[key] = [*of_flags, *inner]
+        self.behind[config] = list(dict.fromkeys(chain.from_iterable((*given.values(), *late.values()))))
         self._check_config(config, values, given, code="config-refused")
+        for function in {row["validated"] for row in arguments.values() if "validated" in row}:
+            self._check_config(config, values, late, code="config-refused", function=function)
         self.names[config] = {**values, **self._changed(config, values)}
 
     def _make_whole(self, config: str, row: Mapping[str, Any]) -> None:
@@ -187,14 +221,21 @@ class _Judge:
         names = {**self.surroundings, **values}
         return {key.removeprefix(start): decide(text, names) for key, text in changes.items()}
 
-    def _check_config(self, config: str, values: Values, given: Mapping[str, list[str]], *, code: str) -> None:
-        """Refuse what a config's own checks refuse of fields that were given; `given` names the flags behind each."""
+    def _check_config(
+        self, config: str, values: Values, given: Mapping[str, list[str]], *, code: str, function: str = ""
+    ) -> None:
+        """Refuse what a config's own checks, or those of one function, refuse of given fields.
+
+        `given` names the flags behind each.
+        """
         if not given:
             return
         names = {**self.surroundings, **values}
         for key, row in _by_config(self.release, "config_checks").get(config, {}).items():
             condition = key.removeprefix(f"{config}: ")
             if key in _told_by_rules() or ("field" in row and row["field"] not in given):
+                continue
+            if function and not self.release.source("config_checks", key).endswith(f".{function}"):
                 continue
             flags = [flag for field, flags in given.items() if field in names_in(condition) for flag in flags]
             if flags:
@@ -224,27 +265,40 @@ class _Judge:
 
 
 @cache
+def list_front(release: Release) -> Values:
+    """Return the flags' defaults as their table has them."""
+    return {row["field"]: row["default"] for row in release.table("flags").values()}
+
+
+@cache
 def _list_defaults(release: Release) -> Values:
-    front = {row["field"]: row["default"] for row in release.table("flags").values()}
-    return {name: _default(release, value) for name, value in {**front, **release.table("engine_defaults")}.items()}
+    defaults = {**list_front(release), **release.table("engine_defaults")}
+    return {name: _default(release, value) for name, value in defaults.items()}
 
 
 def describe_surroundings(release: Release, server: ServerSettings) -> Values:
     """Return what conditions may ask of the platform and of vLLM's own variables."""
-    cuda = server.platform == "cuda"
+    cuda, rows = server.platform == "cuda", release.table("env")
     return {
         **{f"current_platform.{name}()": cuda and name in _ON_CUDA for name in _PLATFORMS},
         "current_platform.is_cpu()": server.platform == "cpu",
-        "envs": {name: _variable(name, row, server.env) for name, row in release.table("env").items()},
+        "envs": {
+            **_list_variables(release),
+            **{name: _read_variable(rows[name], text) for name, text in server.env.items() if name in rows},
+        },
     }
 
 
-def _variable(name: str, row: Mapping[str, Any], env: Mapping[str, str]) -> Any:
-    """Return an environment variable's value. One that is set is known only where its text can be read as its type."""
-    default = row.get("default")
-    if name not in env:
-        return UNKNOWN if isinstance(default, Mapping) else default
-    text = env[name].strip().lower()
+@cache
+def _list_variables(release: Release) -> Values:
+    """Return the environment variables' defaults."""
+    defaults = ((name, row.get("default")) for name, row in release.table("env").items())
+    return {name: UNKNOWN if isinstance(each, Mapping) else each for name, each in defaults}
+
+
+def _read_variable(row: Mapping[str, Any], text: str) -> Any:
+    """Return the value of an environment variable that is set: known only where its text can be read as its type."""
+    default, text = row.get("default"), text.strip().lower()
     if isinstance(default, bool) and text in ("0", "1", "true", "false"):
         return text in ("1", "true")
     return int(text) if isinstance(default, int) and not isinstance(default, bool) and text.isdigit() else UNKNOWN
@@ -324,10 +378,7 @@ def _read(row: Mapping[str, Any], value: Any) -> Any:
         value = value.replace(" ", "").split(",") if row.get("split") else value
     if "enum" in row:
         return _read_member(row, value)
-    try:
-        return coerce_field(row, value)
-    except Mismatch as mismatch:
-        raise _ValueRefusal(str(mismatch)) from None
+    return coerce_field(row, value)
 
 
 def _read_member(row: Mapping[str, Any], value: Any) -> Any:
@@ -338,13 +389,13 @@ def _read_member(row: Mapping[str, Any], value: Any) -> Any:
     if row.get("by_name") and isinstance(value, str):
         if value.upper() in members:
             return value.upper()
-        raise _ValueRefusal("one of " + ", ".join(members))
+        raise Mismatch("one of " + ", ".join(members))
     for name, held in members.items():
         if held is not None and (value == held or (isinstance(held, int) and _is_number(value, held))):
             return name
     if None in members.values() and not isinstance(value, str):
         return UNKNOWN
-    raise _ValueRefusal("one of " + ", ".join(str(held) for held in members.values() if held is not None))
+    raise Mismatch("one of " + ", ".join(str(held) for held in members.values() if held is not None))
 
 
 def _is_number(value: Any, held: int) -> bool:

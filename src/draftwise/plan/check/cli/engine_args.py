@@ -41,6 +41,7 @@ def get_context(
     release: Release | None = None,
     *,
     installed: frozenset[str] | None = None,
+    shown: frozenset[str] = frozenset(),
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
     """Look up everything that a setup names.
@@ -50,7 +51,7 @@ def get_context(
     """
     release = release or get_release(setup.engine_version or "newest")
     rulings, context = collect(_look_up(setup, release, installed, origins))
-    return replace(context, rulings=rulings)
+    return replace(context, rulings=rulings, shown=shown)
 
 
 def _look_up(

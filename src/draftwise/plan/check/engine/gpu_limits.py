@@ -1,4 +1,4 @@
-"""Judges weights and KV cache by the GPU's compute capability, and the kernels that its generation has."""
+"""Judges weights and KV cache: layouts that have kernels, the GPU's compute capability, its generation's kernels."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ _CHOSEN_FOR_MLA = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA"
 """Backends among which vLLM chooses, by kind of attention."""
 _GEFORCE = 120
 """Compute capability from which few kernels of data-center GPUs run."""
+_GROUPS = (-1, 32, 64, 128)
+"""Sizes of groups that Marlin's kernels take in every release; -1 for whole columns."""
+_PADDED = 8
+"""GPUs for which a publisher pads its quantized copies: Qwen2.5-72B's have 29,696 columns in the place of 29,568."""
 _HEADS = (64, 128, 256)
 """Head sizes that FlashInfer takes in every release."""
 
@@ -34,9 +38,12 @@ _HEADS = (64, 128, 256)
 def find_gpu_limits(context: Context, target: Model | None) -> Iterator[Ruling]:
     """Yield what a GPU of NVIDIA cannot compute, and what its kernels decide only at start-up."""
     gpu = find_gpu(context)
+    weights = [*_list_weights(context, target)]
+    for role, method, config in weights if context.platform == "cuda" else ():
+        for what in _find_unusual(context, role, method, config):
+            yield from context.rules.ruling("weights-kernel-open", role=role, what=what, where=place_of(role))
     if gpu is None or (gpu.capability is None and gpu.architecture != "other"):
         return
-    weights = [*_list_weights(context, target)]
     asked = context.given.get("kv_cache_dtype")
     kind = asked if isinstance(asked, str) and asked.startswith(_QUANTIZED) else None
     stored = {} if target is None or asked not in (None, "auto") else target.config.weights
@@ -77,8 +84,7 @@ def _judge_weights(context: Context, gpu: str, has: int, role: str, method: str,
     table = context.release.table("weight_schemes")
     row = context.release.table("quantization_methods").get(method, {})
     needs = [(method, {"capability": row.get("capability"), "only": False})]
-    named = [*_name_schemes(config)] or [()] if method == _SCHEMED else []
-    schemes = [next((each for each in names if each in table), "") for names in named]
+    schemes = _find_schemes(context, config) if method == _SCHEMED else []
     needs += [(f"{method} ({scheme})", table[scheme]) for scheme in schemes if scheme]
     for what, each in needs:
         needed = each["capability"]
@@ -92,6 +98,44 @@ def _judge_weights(context: Context, gpu: str, has: int, role: str, method: str,
     is_open = "" in schemes or (has < _AMPERE and (row.get("capability") is None or method in _OF_MANY_SCHEMES))
     if is_open or (has < _ADA and config.weights == UNKNOWN_WEIGHTS):
         yield from context.rules.ruling("old-gpu-not-judged", gpu=gpu, what=f"weights in {method}", where=where)
+
+
+def _find_unusual(context: Context, role: str, method: str, config: HfConfig) -> Iterator[str]:
+    """Yield what of a model's weights not every release has a kernel for, or no kernel can split over these GPUs."""
+    stored = config.weights if isinstance(config.weights, Mapping) else {}
+    if method == _SCHEMED:
+        if "" in _find_schemes(context, config):
+            yield f"in a scheme of {method} that draftwise does not know"
+        return
+    if not method.removeprefix("auto_").startswith(("gptq", "awq")):
+        return
+    bits, group = stored.get("bits", stored.get("w_bit", 4)), stored.get("group_size", stored.get("q_group_size", 128))
+    usual = (4,) if "awq" in method else (4, 8)
+    if bits not in usual or group not in _GROUPS or stored.get("sym") is False:
+        kind = "" if stored.get("sym") is not False else ", not symmetric"
+        yield f"in {method} with {bits} bits in groups of {group}{kind}"
+        return
+    text = config.text.values
+    ranks = (context.sizes.get("tensor_parallel_size") or 1) if role == "target" else 1
+    inner = text.get("intermediate_size")
+    if not isinstance(inner, int) or config.num_experts or group <= 0:
+        return
+    padded = -(-inner // (_PADDED * group)) * _PADDED * group if _is_by_publisher(context, role) else inner
+    if inner % (ranks * group) and padded % (ranks * group):
+        yield f"in groups of {group}, which do not fit into {inner} columns over {ranks} GPU{'s' * (ranks > 1)}"
+
+
+def _is_by_publisher(context: Context, role: str) -> bool:
+    """Say whether the weights are a copy that the base's publisher made, and only the base's config is known."""
+    model = context.target if role == "target" else context.drafter
+    copy = None if model is None else model.copy
+    return copy is not None and copy.name.partition("/")[0] == copy.base_name.partition("/")[0]
+
+
+def _find_schemes(context: Context, config: HfConfig) -> list[str]:
+    """Return the release's scheme of each group of layers; an empty name where it has none, or none is known."""
+    table = context.release.table("weight_schemes")
+    return [next((each for each in names if each in table), "") for names in [*_name_schemes(config)] or [()]]
 
 
 def _name_schemes(config: HfConfig) -> Iterator[tuple[str, ...]]:
@@ -123,9 +167,9 @@ def _name_scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any], form: ob
             return ("W8A16Fp8",)  # which runs W8A8 on older GPUs too
         case ("int", 4, _) if taken == ("float", 8):
             return ("W4A8Fp8",)
-        case ("int", 8, _) if taken == ("int", 8) and form == "int-quantized":
+        case ("int", 8, None | -1) if (*taken, form) == ("int", 8, "int-quantized") and weights.get("symmetric", True):
             return ("W8A8Int8",)
-        case ("int", 2 | 3 | 4 | 8, _) if not inputs and form in ("pack-quantized", None):
+        case ("int", 4 | 8, group) if not inputs and form in ("pack-quantized", None) and group in (None, *_GROUPS):
             return ("WNA16",)
     return ()
 

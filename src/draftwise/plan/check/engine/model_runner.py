@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from draftwise.checkpoints.config_json import count_experts
 from draftwise.core import Ruling
 from draftwise.knowledge.rules import get_rule
 from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.cli.condition_values import UNKNOWN
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.stages import SPEC, Context, Step
 
@@ -23,6 +25,12 @@ Lack = Callable[[Context, Resolved | None], bool]
 """Whether a setup requests a feature; without speculation there is no `Resolved`."""
 _CANDIDATE_HEADS = frozenset({"DFlash2DraftModel", "DFlash2BeamDraftModel", "LiLiCorrDraftModel"})
 _XPRESS = frozenset({"Qwen3XPressModel", "DFlashQwen3XPressModel"})
+POOLING = frozenset({"embedding", "sequence_classification", "token_classification", "reward", "late_interaction"})
+"""Groups of vLLM's registry whose classes generate nothing."""
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration")
+"""Endings of classes that generate, too: with them, vLLM pools only if a flag says so."""
+_POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
+_OFTEN_POOLED = re.compile(r"embed|rerank|reward|(?:^|/)(?:e5|bge|gte)-", re.IGNORECASE)
 _RAW = ("raw_logits", "processed_logits")
 
 
@@ -152,7 +160,7 @@ def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterato
     if asked:
         if obstacle := _obstacle_to_async(context, resolved, "explicit", resolved.runner):
             yield from _find_async_rejected(context, obstacle)
-    elif asked is None and _is_async_default(context) and context.platform != "cpu":
+    elif asked is None and _is_async_default(context) and context.platform != "cpu" and find_kind(context) != "pooling":
         yield from _find_async_switched_off(context, resolved)
 
 
@@ -186,18 +194,37 @@ def _describe_lacks(codes: tuple[str, ...], resolved: Resolved | None) -> str:
     return said if resolved is None else said.replace("this method", resolved.method)
 
 
+def find_kind(context: Context) -> Any:
+    """Return whether the server generates or pools; UNKNOWN if neither its flags nor the target's class tell."""
+    runner, convert = context.flags.get("runner") or "auto", context.flags.get("convert") or "auto"
+    if context.flags.get("task") in _POOLING_TASKS:  # of releases before --runner
+        return "pooling"
+    if runner != "auto" or convert not in ("auto", "none"):
+        return runner if runner != "auto" else "pooling"
+    names = () if context.target is None else context.target.architectures
+    row = context.release.table("architectures").get(names[0]) if names else None
+    if row is not None and row["group"] in POOLING and not row["class"].endswith(_GENERATING):
+        return "pooling"
+    # vLLM asks for files of Sentence Transformers before it asks the class.
+    return UNKNOWN if row is None or _OFTEN_POOLED.search(context.setup.target) else "generate"
+
+
 def schedules_async(context: Context, resolved: Resolved) -> bool | None:
     """Return whether the server schedules asynchronously; None if that depends on something unknown."""
-    if context.platform == "cpu":
-        return False
-    asked = _asks_for_async(context)
+    asked = False if context.platform == "cpu" else _asks_for_async(context)
     if asked is not None:
         return asked
-    if not _is_async_default(context) or _obstacle_to_async(context, resolved, "default", resolved.runner):
+    kind = find_kind(context) if context.rules.holds("pooling-schedules-in-turn") else "generate"
+    if (
+        kind == "pooling"
+        or not _is_async_default(context)
+        or _obstacle_to_async(context, resolved, "default", resolved.runner)
+    ):
         return False
     if resolved.runner is None and _depends_on_runner(context):
         return None if _obstacle_to_async(context, resolved, "default", "V1") else True
-    return None if context.given.get("distributed_executor_backend") not in (None, "mp", "uni") else True
+    is_open = kind is UNKNOWN and context.target is not None
+    return None if is_open or context.given.get("distributed_executor_backend") not in (None, "mp", "uni") else True
 
 
 def _find_async_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:

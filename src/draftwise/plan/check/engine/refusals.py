@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Effect, Ruling, Stage
-from draftwise.knowledge.validators import ReadRefusal, find_refusal, list_conditions
+from draftwise.knowledge.rules import is_within
+from draftwise.knowledge.validators import (
+    NeededPackage,
+    ReadRefusal,
+    find_refusal,
+    list_conditions,
+    list_packages,
+)
 from draftwise.plan.check.check_report import Resolved
 from draftwise.plan.check.cli.condition_values import UNKNOWN, decide, reads_in
-from draftwise.plan.check.cli.configs import ServerSettings, describe_surroundings, spell
-from draftwise.plan.check.engine.model_runner import choose_runner
+from draftwise.plan.check.cli.configs import ServerSettings, describe_surroundings, list_front, spell
+from draftwise.plan.check.engine.model_runner import POOLING, choose_runner, find_kind
 from draftwise.plan.check.engine.step_budget import find_gpu
 from draftwise.plan.check.model.model_config import HfConfig, Model, has_interface
 from draftwise.plan.check.stages import SPEC, Context
 
-_POOLING = frozenset({"embedding", "sequence_classification", "token_classification", "reward", "late_interaction"})
-"""Groups of vLLM's registry whose classes generate nothing."""
 _DERIVED: Mapping[str, tuple[str, ...]] = {
     "connectors": ("kv_transfer_config", "kv_offloading_size"),
     "caches_prefixes": ("enable_prefix_caching",),
@@ -30,21 +35,51 @@ def find_refusals(context: Context, target: Model | None, resolved: Resolved | N
     """Yield the refusals that hold, and those that a given setting asks for and nobody can decide."""
     touched = {*context.given, *context.env, *(["spec"] if context.spec is not None else [])}
     touched |= {name for name, flags in _DERIVED.items() if not context.given.keys().isdisjoint(flags)}
+    touched |= {"target_name"} if "://" in context.setup.target else set()
     rows = [row for row in list_conditions() if any(name in row.when for name in touched)]
-    names = _describe(context, target, resolved) if rows else {}
+    stored = {target.quantization or "-"} if target is not None else set()
+    asked = [row for row in list_packages() if any(name in row.when for name in touched | stored)]
+    names = _describe(context, target, resolved) if rows or asked else {}
+    yield from _ask_packages(context, asked, names)
     for row in rows:
-        holds = decide(row.when, names)
+        if not (holds := decide(row.when, names)):
+            continue
         given = [place for read in reads_in(row.when) if (place := _find_given(context, read))]
-        if not holds or not given or (holds is UNKNOWN and _waits_for_target(row, names)):
+        if not given or (holds is UNKNOWN and _waits_for_target(row, names)):
             continue
         for key in find_refusal(context.release, row):
-            says = key.partition(": ")[2].replace("{}", "...").rstrip(".")
+            says = row.says or key.partition(": ")[2].replace("{}", "...").rstrip(".")
             code = "refusal-waits" if holds is UNKNOWN else "settings-refused"
-            fails_later = row.at == "start" and holds is not UNKNOWN
             places, needs = list(dict.fromkeys(given)), row.needs or "values that draftwise does not know"
             for ruling in context.rules.ruling(code, places=places, needs=needs, says=says, where=given[0]):
-                told = replace(ruling, source=context.release.source("validators", key))
-                yield replace(told, effect=Effect.FAILS_LATER, stage=Stage.START_UP) if fails_later else told
+                yield _place(ruling, row.at, context.release.source("validators", key))
+
+
+def _ask_packages(context: Context, rows: Sequence[NeededPackage], names: Mapping[str, Any]) -> Iterator[Ruling]:
+    """Yield the packages that settings need and the server lacks, or of which nobody said that it has them."""
+    for row in rows:
+        given = [place for read in reads_in(row.when) if (place := _find_given(context, read))] or ["The target"]
+        if not is_within(row.spans, context.release.version) or decide(row.when, names) is not True:
+            continue
+        if row.is_in(context.packages):
+            if row.needs:
+                for each in context.rules.ruling(
+                    "refusal-waits", places=given[0], needs=row.needs, says=row.says, where=given[0]
+                ):
+                    yield _place(each, row.at, f"vLLM {context.release}, {row.source}")
+            continue
+        code = "package-missing" if context.is_listed else "package-unseen"
+        how = row.install or f"Run `pip install {row.package}` there."
+        for each in context.rules.ruling(code, asks=given[0], package=row.package, how=how, where=given[0]):
+            yield _place(each, row.at, f"vLLM {context.release}, {row.source}")
+
+
+def _place(ruling: Ruling, at: str, source: str) -> Ruling:
+    """Return a ruling with its row's source and stage; what nobody can decide stays unknown."""
+    if at != "start":
+        return replace(ruling, source=source)
+    effect = ruling.effect if ruling.effect is Effect.UNKNOWN else Effect.FAILS_LATER
+    return replace(ruling, source=source, effect=effect, stage=Stage.START_UP)
 
 
 def _waits_for_target(row: ReadRefusal, names: Mapping[str, Any]) -> bool:
@@ -65,6 +100,8 @@ def _find_given(context: Context, read: tuple[str, ...]) -> str:
             for key in path:
                 value = value.get(key) if isinstance(value, Mapping) else None
             return spell(name) if value is not None and value is not False else ""
+        case ("target_name",) if "://" in context.setup.target:
+            return context.setup.target
         case (name,) if name in _DERIVED:
             return next((spell(flag) for flag in _DERIVED[name] if context.given.get(flag) is not None), "")
         case ("spec", key) if context.keys.get(key) is not None:
@@ -100,13 +137,12 @@ def _describe(context: Context, model: Model | None, resolved: Resolved | None) 
     """Return the values of the names in conditions of `refusals.json`; a name that is missing is unknown."""
     gpu = find_gpu(context)
     runner = choose_runner(context, resolved).name
-    front = {row["field"]: row["default"] for row in context.release.table("flags").values()}
     captures: Any = UNKNOWN if context.objects.get("compilation_config", {}).keys() & {"mode", "level"} else True
     server = ServerSettings(given={}, platform=context.platform, env=context.env)
-    caches = _find_caching(context)
+    caches = find_caching(context)
     return {
         **describe_surroundings(context.release, server),
-        "flags": _Open({**front, **context.flags}),
+        "flags": _Open({**list_front(context.release), **context.flags}),
         "objects": _Objects(context.objects),
         "env": _Open(context.env),
         "packages": _Packages(dict.fromkeys(context.installed or (), True)),
@@ -115,6 +151,7 @@ def _describe(context: Context, model: Model | None, resolved: Resolved | None) 
         "drafter": _Open(context.draft_config),
         "target": _describe_target(context, model),
         "connectors": _list_connectors(context),
+        "exchanges": exchanges_tokens(context, model),
         "target_name": context.setup.target,
         "runner": UNKNOWN if runner is None else runner,
         "gpu": UNKNOWN if gpu is None or gpu.capability is None else gpu.capability,
@@ -139,7 +176,7 @@ def _describe_target(context: Context, model: Model | None) -> Any:
         return UNKNOWN
     config, name = HfConfig(target.config), target.architectures[0]
     row = context.release.table("architectures").get(name)
-    pools = UNKNOWN if row is None else row["group"] in _POOLING
+    pools = UNKNOWN if row is None else row["group"] in POOLING
     dtype = config.text.get("dtype") or config.text.get("torch_dtype")
     is_multimodal = has_interface(context, "SupportsMultiModal")
     kinds = {
@@ -158,19 +195,25 @@ def _describe_target(context: Context, model: Model | None) -> Any:
         "quantization": config.quantization,
         "is_encoder_decoder": bool(config.get("is_encoder_decoder")),
         "is_gguf": target.file is not None,
-        "uses_mla": config.text.get("kv_lora_rank") is not None and not context.env.get("VLLM_MLA_DISABLE"),
+        "uses_mla": has_latents(context, config),
         "pools": pools,
         "pools_only": pools,
-        "runner": _find_kind(context, pools),
+        "runner": find_kind(context),
     }
 
 
-def _find_kind(context: Context, pools: Any) -> Any:
-    """Return whether the server generates or pools."""
-    runner, convert = context.flags.get("runner", "auto"), context.flags.get("convert", "auto")
-    if runner != "auto" or convert not in ("auto", "none"):
-        return runner if runner != "auto" else "pooling"
-    return UNKNOWN if pools is UNKNOWN else "pooling" if pools else "generate"
+def has_latents(context: Context, config: HfConfig) -> bool:
+    """Return whether a model's attention is latent (MLA), and not switched off."""
+    off = context.env.get("VLLM_MLA_DISABLE", "0") != "0"
+    return config.text.get("kv_lora_rank") is not None and not off
+
+
+def exchanges_tokens(context: Context, model: Model | None) -> Any:
+    """Return whether ranks exchange tokens between experts; vLLM makes the exchange even without expert parallelism."""
+    sizes = [context.sizes.get(f"{each}_size") or 1 for each in ("data_parallel", "prefill_context_parallel")]
+    if context.platform != "cuda" or not (sizes[0] > 1 or (sizes[1] > 1 and "enable_expert_parallel" in context.on)):
+        return False
+    return UNKNOWN if model is None else model.config.num_experts > 0
 
 
 def _list_connectors(context: Context) -> Any:
@@ -188,7 +231,7 @@ def _list_connectors(context: Context) -> Any:
     return [each for each in (name, *children) if isinstance(each, str)]
 
 
-def _find_caching(context: Context) -> Any:
+def find_caching(context: Context) -> Any:
     """Return whether the server caches prefixes."""
     asked = context.flags.get("enable_prefix_caching")
     if isinstance(asked, bool):

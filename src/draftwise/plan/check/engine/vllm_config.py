@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -13,21 +14,36 @@ from draftwise.core import Ruling
 from draftwise.core.layer_kinds import read_layer_kinds
 from draftwise.knowledge.memory_overheads import get_batch_defaults
 from draftwise.plan.check.check_report import Resolved
+from draftwise.plan.check.cli import find_media_faults
+from draftwise.plan.check.cli.condition_values import UNKNOWN, decide
+from draftwise.plan.check.cli.configs import spell
 from draftwise.plan.check.engine.gpu_limits import find_gpu_limits
-from draftwise.plan.check.engine.model_runner import find_runner_alone, settle_runner
-from draftwise.plan.check.engine.refusals import find_refusals
+from draftwise.plan.check.engine.model_runner import choose_runner, find_kind, find_runner_alone, settle_runner
+from draftwise.plan.check.engine.refusals import exchanges_tokens, find_caching, find_refusals, has_latents
 from draftwise.plan.check.engine.step_budget import find_gpu, fit_steps
-from draftwise.plan.check.model import Model, find_target, read_target
+from draftwise.plan.check.model import Model, find_target, is_unquantized, read_target
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.spec import resolve
 from draftwise.plan.check.stages import Context, Step
 
 _SHARDED = "enable_batch_sharded_sampling"
+_EXCHANGE = "ParallelConfig.all2all_backend"
 _LARGEST_GRAPH = "max_cudagraph_capture_size"
 _NGRAM_LAYERS = ("engram_layer_ids", "ple_layer_ids")
 """Where the config.json of a target names its layers with n-gram embeddings."""
 _EXECUTOR = "distributed_executor_backend"
 _IN_WORLD = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+_EXPERTS = {
+    "fp8": "fp8", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "modelopt_fp4": "nvfp4",
+}  # fmt: skip
+"""Quantization method -> kind of experts' weights in the table `moe_backends`."""
+_USUAL_ATTENTION = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TREE_ATTN")
+_SPARSE: Mapping[str, bool] = {
+    "FLASHMLA": False, "FLASH_ATTN_MLA": False, "CUTLASS_MLA": False, "TRITON_MLA": False, "FLASHMLA_SPARSE": True,
+}  # fmt: skip
+"""Backends for latent attention, and whether they take the tokens that an indexer chose."""
+_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2")
+"""Model types whose text model has latent attention in every release."""
 _DEEP_EP = ("deepep", "nixl")
 """How the names of all-to-all backends begin that exchange tokens while another microbatch computes."""
 
@@ -38,6 +54,11 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from _find_unfit_target(context, target)
         yield from _find_unfit_sizes(context, target)
         yield from _find_unfit_cache(context, target)
+        yield from _find_unfit_experts(context, target)
+        if context.platform == "cuda":
+            yield from _find_unfit_attention(context, target)
+    if has_interface(context, "SupportsMultiModal"):
+        yield from find_media_faults(context)
     yield from find_gpu_limits(context, target)
     yield from _find_sharded_sampling(context)
     if context.given.get("disable_hybrid_kv_cache_manager") is True and has_interface(context, "IsHybrid"):
@@ -55,16 +76,19 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
     given = context.given.get("per_request_spec_decode_metrics")
     if context.spec is None and given not in (None, "none"):
         yield from context.rules.ruling("request-metrics-without-speculation", given=given)
+    if context.spec is not None and find_kind(context) == "pooling":
+        yield from context.rules.ruling("speculation-while-pooling")
+    exchange, change = context.given.get("all2all_backend"), context.release.table("config_changes").get(_EXCHANGE)
+    chosen = exchange if change is None else decide(change, {"all2all_backend": exchange})
+    if isinstance(exchange, str) and chosen not in (exchange, UNKNOWN):
+        yield from context.rules.ruling("all2all-backend-replaced", backend=exchange, chosen=chosen)
     yield from _find_executor(context)
     yield from _find_no_executor(context)
     yield from _find_connector(context)
     yield from _find_hisparse(context, target)
     yield from _find_providers(context)
     yield from _find_parser(context)
-    package = "terratorch"
-    if context.given.get("model_impl") == package and package not in (context.installed or ()):
-        code = "model-impl-package" if context.installed is None else "model-impl-needs-package"
-        yield from context.rules.ruling(code, package=package)
+    yield from _find_tool_parser(context)
     mode = context.flags.get("logprobs_mode")
     if "return_sampling_mask" in context.on and mode != "processed_logprobs":
         yield from context.rules.ruling("sampling-mask-needs-processed", mode=mode)
@@ -93,18 +117,30 @@ def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
     has_engram = context.given.get("engram_config") is not None
     if has_engram and not any(target.config.text.get(key) for key in _NGRAM_LAYERS):
         yield from context.rules.ruling("engram-without-layers")
+    if target.quantization in _GPTQ:
+        for each in islice(_list_ordered(target.config.get("quantization_config")), 1):
+            yield from context.rules.ruling("gptq-activation-order", size=each.get("group_size"))
+
+
+def _list_ordered(packed: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings of GPTQ groups that keep an activation order: the base ones, and those of dynamic rules."""
+    if not isinstance(packed, Mapping):
+        return
+    dynamic = packed.get("dynamic")
+    own = dynamic.items() if isinstance(dynamic, Mapping) else ()
+    rules = [each for pattern, each in own if not pattern.startswith("-:") and isinstance(each, Mapping)]
+    for each in ({}, *rules):
+        settings = {**packed, **each}
+        if settings.get("desc_act") and settings.get("group_size") != -1:
+            yield settings
 
 
 def _find_unfit_sizes(context: Context, target: Model) -> Iterator[Ruling]:
     threshold, block = context.sizes.get("long_prefill_token_threshold"), context.sizes.get("mamba_block_size")
     if threshold is not None and threshold > target.max_model_len:
         yield from context.rules.ruling("long-prefill-beyond-context", asked=threshold, length=target.max_model_len)
-    is_off = context.flags.get("enable_prefix_caching") is False
-    if block is not None and block != target.max_model_len and is_off:
+    if block is not None and block != target.max_model_len and find_caching(context) is False:
         yield from context.rules.ruling("mamba-block-without-prefixes", size=block)
-    k = context.keys.get("num_speculative_tokens")
-    if isinstance(k, int) and k >= target.max_model_len:
-        yield from context.rules.ruling("draft-beyond-context", k=k, length=target.max_model_len)
     ranks, rank = context.sizes.get("data_parallel_size") or 1, context.given.get("data_parallel_rank")
     is_external = "data_parallel_external_lb" in context.on or rank is not None
     if ranks > 1 and is_external and target.config.num_experts < 1:
@@ -118,6 +154,57 @@ def _find_unfit_cache(context: Context, target: Model) -> Iterator[Ruling]:
     dtype = {"half": "float16", "float": "float32", "auto": own}.get(str(asked), asked)
     if kind in ("bfloat16", "float16") and isinstance(dtype, str) and dtype not in (kind, "auto"):
         yield from context.rules.ruling("cache-type-unlike-model", kind=kind, dtype=dtype)
+
+
+def _find_unfit_experts(context: Context, target: Model) -> Iterator[Ruling]:
+    """Yield kernels that the experts' weights do not take, and those of which only the server knows whether it can."""
+    if target.config.num_experts < 1 or context.platform != "cuda":
+        return
+    flag, weights = "moe_backend", _EXPERTS.get(target.quantization or "")
+    keeps = target.quantization is None and context.given.get("quantization_config") is None
+    if keeps and is_unquantized(context.target, target.config):
+        weights = "unquantized"
+    asked = context.given.get(flag) or context.objects.get("kernel_config", {}).get(flag) or "auto"
+    backend, table = str(asked).lower().replace("-", "_"), context.release.table("moe_backends")
+    takes = table.get(backend)
+    has_own = target.config.model_type.startswith("deepseek_v4")  # experts of another type than the rest
+    names = [each for each, kinds in table.items() if weights in kinds and not each.startswith(("auto", "aiter"))]
+    if backend != "auto" and isinstance(takes, list) and names and weights not in takes and not has_own:
+        yield from context.rules.ruling("moe-backend-of-other-weights", backend=backend, weights=weights, names=names)
+    elif backend != "auto" and isinstance(takes, list) and not names and not has_own:
+        needs, says = "the type of the experts' weights", f"moe_backend='{backend}' is not supported"
+        yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
+    elif backend.startswith("flashinfer_moe_ep"):
+        gpu, says = find_gpu(context), f"moe_backend='{backend}' is not supported"
+        if gpu is not None and gpu.capability not in (None, 100, 103):
+            yield from context.rules.ruling("moe-ep-needs-blackwell", backend=backend, gpu=gpu.name)
+        needs = "the GPUs' generation, FlashInfer's release and the experts' weights"
+        yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
+    flag, exchange = "all2all_backend", str(context.flags.get("all2all_backend"))
+    if exchange.startswith("flashinfer") and exchanges_tokens(context, target):
+        needs = "FlashInfer's release and NVLink between all GPUs of the ranks"
+        says = f"{exchange} all2all is not available"
+        yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
+
+
+def _find_unfit_attention(context: Context, target: Model) -> Iterator[Ruling]:
+    """Yield the refusal of an attention backend for the other kind of attention: latent (MLA) or usual."""
+    inner = context.objects.get("attention_config", {}).get("backend")
+    variable = "VLLM_ATTENTION_BACKEND"
+    env = context.env.get(variable) if variable in context.release.table("env") else None
+    backend = str(context.given.get("attention_backend") or inner or env).upper()
+    text = target.config.text
+    is_latent = has_latents(context, target.config)
+    has_indexer, is_sure = text.get("index_topk") is not None, text.model_type in _LATENT
+    if "MLA" in backend and not is_latent and not text.values.keys() & {"compress_ratios", "compress_rates"}:
+        kind = "latent attention (MLA), which this target does not have"
+    elif is_latent and is_sure and backend in _USUAL_ATTENTION:
+        kind = "usual attention; this target has latent attention (MLA)"
+    elif is_latent and is_sure and backend in _SPARSE and has_indexer is not _SPARSE[backend]:
+        kind = "sparse attention, which this target does not have" if not has_indexer else "no sparse attention"
+    else:
+        return
+    yield from context.rules.ruling("backend-of-other-attention", backend=backend, kind=kind)
 
 
 def _find_compilation(context: Context) -> Iterator[Ruling]:
@@ -260,6 +347,21 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
         yield from context.rules.ruling("reasoning-parser-unknown", name=name)
 
 
+def _find_tool_parser(context: Context) -> Iterator[Ruling]:
+    name = context.given.get("tool_call_parser")
+    if "enable_auto_tool_choice" not in context.on or not isinstance(name, str):
+        return
+    if context.on & {"tool_parser_plugin", "headless"}:  # a headless node has no API server, which alone looks it up
+        return
+    known = context.release.table("tool_parsers")
+    if known and name not in known:
+        from difflib import get_close_matches  # most calls name a known parser
+
+        near = get_close_matches(name, known)
+        fix = {"fix": f"Did you mean {' or '.join(near)}?"} if near else {}
+        yield from context.rules.ruling("tool-parser-unknown", name=name, **fix)
+
+
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
     backend = context.flags.get("all2all_backend")
     splits = "enable_dbo" in context.on or (context.sizes.get("ubatch_size") or 0) > 1
@@ -277,9 +379,12 @@ def _find_rounding(context: Context) -> Iterator[Ruling]:
         yield from context.rules.ruling("mamba-rounding-needs-float16", kind=kind)
 
 
+_GPTQ = ("gptq", "gptq_marlin", "auto_gptq")
 _TOKENS = "max_num_batched_tokens"
 _SEQS = "max_num_seqs"
 _ADAPTIVE = "enable_adaptive_verification"
+_MOST_CUT = 1024
+"""Longest draft for which V1 certainly has memory: it keeps a row of tokens for each request."""
 _REJECTED_FLAGS: Mapping[str, str] = {
     "adaptive-rejects-routed-experts": "enable_return_routed_experts",
     "adaptive-rejects-sampling-mask": "return_sampling_mask",
@@ -303,7 +408,17 @@ def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
         yield from find_target(context, target, None if resolved is None else resolved.method)
     yield from find_unfit(context, target)
     yield from find_refusals(context, target, resolved)
+    if target is not None:
+        yield from _find_long_draft(context, target, resolved)
     return context, (yield from _complete(context, resolved))
+
+
+def _find_long_draft(context: Context, target: Model, resolved: Resolved | None) -> Iterator[Ruling]:
+    """Yield that a draft is longer than any sequence, unless the release cuts what a lookup finds."""
+    k = context.keys.get("num_speculative_tokens")
+    cuts = resolved is not None and resolved.facts.v1_cuts_at_context and choose_runner(context, resolved).name == "V1"
+    if isinstance(k, int) and k >= target.max_model_len and not (cuts and k <= _MOST_CUT):
+        yield from context.rules.ruling("draft-beyond-context", k=k, length=target.max_model_len)
 
 
 def fill_in_batch(context: Context, target: Model | None) -> Context:

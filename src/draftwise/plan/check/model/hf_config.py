@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from packaging.version import Version
+
 from draftwise.checkpoints.config_json import ModelConfig
 from draftwise.core import Ruling
 from draftwise.knowledge.methods import methods_where
@@ -19,6 +21,8 @@ from draftwise.plan.check.stages import Context, Step
 V0_EAGLE = "EAGLEModel"
 """The V0 engine's class for every EAGLE head."""
 _MEDUSA_TYPE = "medusa"
+_SCALED = ("llama3", "yarn", "longrope")
+"""Scalings of positions for which transformers 5 asks a config for its length."""
 _MEDUSA = {"vocab_size": 32001, "max_seq_len": 2**20, "num_attention_heads": 0, "architectures": ["MedusaModel"]}
 _MLP_SPECULATOR = {"vocab_size": 32000, "n_predict": 3}
 Config = Mapping[str, Any]
@@ -71,8 +75,12 @@ def _model_type(model: ModelConfig) -> str:
     return "speculators" if model.config.get("speculators_config") is not None else ""
 
 
-def _read_medusa(_: Context, model: ModelConfig, __: str) -> Step[HfConfig | None]:
-    yield from ()  # nothing is said of it
+def _read_medusa(context: Context, model: ModelConfig, role: str) -> Step[HfConfig | None]:
+    scaling = model.config.get("rope_scaling")
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+    if kind in _SCALED and model.config.get("rope_theta") and context.rules.holds("medusa-scales-positions"):
+        yield from context.rules.ruling("medusa-scales-positions", role=role, kind=kind, where=place_of(role))
+        return None
     return HfConfig({**_MEDUSA, **_given(model.config), "model_type": _MEDUSA_TYPE}, "medusa")
 
 
@@ -116,7 +124,8 @@ def _read_plain(context: Context, model: ModelConfig, model_type: str, role: str
             f"{role}-untyped", where=place_of(role), fix="Add the model_type to its config.json." + "".join(hints)
         )
         return None
-    known = None if model_type in _OWN_CLASSES else find_model_type(model_type)
+    is_late = context.release.version < _FIRST_RELEASES.get(model_type, context.release.version)
+    known = None if is_late or model_type in _OWN_CLASSES else find_model_type(model_type)
     own = context.release.table("config_model_types")
     if (known is None or "library" in known) and model_type not in own and not _is_trusted(context, config):
         yield from _find_unknown_type(context, model, model_type, role)
@@ -146,6 +155,9 @@ def _find_unknown_type(context: Context, model: ModelConfig, model_type: str, ro
 
 _OWN_CLASSES = frozenset({_MEDUSA_TYPE, "mlp_speculator", "kimi_k2", "inkling_model"})
 """Types that only vLLM has a class for, and not in every release."""
+
+_FIRST_RELEASES: Mapping[str, Version] = {"deepseek_v4": Version("0.20.0")}
+"""Types whose config older releases refuse, even where transformers has a class for it."""
 
 
 _READERS: Mapping[str, Callable[[Context, ModelConfig, str], Step[HfConfig | None]]] = {

@@ -119,6 +119,10 @@ class Model:
     quantization: str | None
 
 
+_GENERATING = frozenset({"ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel"})
+"""Endings of classes that generate: vLLM tries no other ending for them where a pooling server is asked for."""
+
+
 def build_model(
     context: Context,
     config: HfConfig,
@@ -170,7 +174,7 @@ def find_architecture(context: Context, names: Sequence[str], *, served: bool = 
     for name in names:
         if name in registry:
             return name
-        if served and (base := _swap_ending(registry, name)) is not None:
+        if served and (base := _swap_ending(context, registry, name)) is not None:
             return base
     if context.rules.holds("transformers-takes-all"):
         return _TRANSFORMERS
@@ -178,10 +182,11 @@ def find_architecture(context: Context, names: Sequence[str], *, served: bool = 
     return next((name for name in names[:1] if is_buildable(name, by_attention=by_attention)), None)
 
 
-def _swap_ending(registry: Mapping[str, Any], name: str) -> str | None:
+def _swap_ending(context: Context, registry: Mapping[str, Any], name: str) -> str | None:
     endings = read_config_keys()["class_endings"]
     own = next((ending for ending in endings if name.endswith(ending)), None)
-    if own is None:
+    pools = context.flags.get("runner") == "pooling" or context.flags.get("convert") not in (None, "auto", "none")
+    if own is None or (pools and own in _GENERATING):
         return None
     return next((base for other in endings if (base := name.replace(own, other)) in registry), None)
 

@@ -265,14 +265,16 @@ def _find_decode_contexts(context: Context, config: HfConfig, tensor: Any) -> It
 
 def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
     method = context.given.get("quantization")
-    if not isinstance(method, str) or config.quantization is not None or not needs_checkpoint(method.lower()):
-        return
-    target = context.target
-    if target is not None and target.copy is not None and not target.copy.has_known_weights:
-        return
-    directory = None if target is None else target.directory
-    if directory is None or not any((directory / name).is_file() for name in _QUANTIZATION_FILES):
+    if isinstance(method, str) and needs_checkpoint(method.lower()) and is_unquantized(context.target, config):
         yield from context.rules.ruling("target-not-quantized", method=method)
+
+
+def is_unquantized(target: ModelConfig | None, config: HfConfig) -> bool:
+    """Say whether a checkpoint is known to have no quantization: no GGUF file, and no file next to it tells of one."""
+    if config.weights or target is None or target.file is not None:
+        return False
+    directory = target.directory
+    return directory is None or not any((directory / name).is_file() for name in _QUANTIZATION_FILES)
 
 
 def _find_cache(context: Context, config: HfConfig) -> Iterator[Ruling]:

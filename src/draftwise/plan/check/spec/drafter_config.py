@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import Effect, Ruling
+from draftwise.core import Effect, Ruling, Severity
 from draftwise.knowledge.methods import find_placeholder
 from draftwise.knowledge.model_copies import find_names
 from draftwise.knowledge.models import is_hub_name
@@ -58,7 +58,7 @@ def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
         return spec
     copy = None if context.target is None else context.target.copy
     drafts_itself = spec.facts is not None and spec.facts.weights == "target"
-    if copy is not None and not copy.keeps_modules and drafts_itself:
+    if copy is not None and not copy.keeps_modules and drafts_itself and spec.get("model") in (None, copy.name):
         yield from context.rules.ruling("copy-modules-unknown", name=copy.name, base=copy.base_name)
     spec = yield from name_class(context, spec)
     always = spec.facts is not None and spec.facts.parallel == "always"
@@ -145,6 +145,10 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
         yield from context.rules.ruling("drafter-stages-unknown", model=spec.model, stages=stages)
     if published is not None:
         yield from _find_other_use(context, published)
+        if published.architecture and published.architecture not in context.release.table("architectures"):
+            lacked = context.rules.ruling("drafter-class-unknown", names=published.architecture, where="model")
+            # A patched server may have the class, and the checkpoint may have changed.
+            yield from (replace(each, severity=Severity.WARNING, effect=Effect.UNKNOWN) for each in lacked)
     return spec
 
 
@@ -206,7 +210,7 @@ def _find_misfit(context: Context, tokens: float, steps: int) -> Iterator[Ruling
         yield from context.rules.ruling("drafter-predicts-nothing")
     elif steps and tokens > steps and tokens % steps:
         yield from context.rules.ruling(
-            "tokens-not-divisible", tokens=tokens, steps=steps, fewer=steps * (tokens // steps)
+            "tokens-not-divisible", tokens=tokens, n_predict=steps, fewer=steps * (tokens // steps)
         )
 
 
@@ -334,7 +338,7 @@ def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:
         return replace(spec, draft_tp=1)
     if given in (1, target):
         return replace(spec, draft_tp=given)
-    yield from context.rules.ruling("draft-tensor-parallel", given=given, target=target)
+    yield from context.rules.ruling("draft-tensor-parallel", given=given, tensor_parallel_size=target)
     return spec.undecided("draft_tensor_parallel_size")
 
 

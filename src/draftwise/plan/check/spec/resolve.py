@@ -67,7 +67,7 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
 
 
 def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
-    if package not in (context.installed or ()):
+    if package not in context.packages:
         code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
         yield from context.rules.ruling(code, package=package)
 
@@ -142,7 +142,7 @@ def _is_for_plugin(context: Context) -> bool:
     """Say whether the config is one of arctic-inference, and the server has the package, or turns it on."""
     methods = ["arctic", *({"suffix"} - context.release.table("methods").keys())]
     is_own = context.keys.get("method") in methods or "enable_suffix_decoding" in context.keys
-    has = "arctic-inference" in (context.installed or ()) or context.env.get("ARCTIC_INFERENCE_ENABLED") == "1"
+    has = "arctic-inference" in context.packages or context.env.get("ARCTIC_INFERENCE_ENABLED") == "1"
     return is_own and has
 
 

@@ -140,6 +140,10 @@ def _infer_custom_class(context: Context, spec: Spec) -> Step[Spec]:
 
 def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
     """Give a config without `model` the drafter that its method implies."""
+    names_neither = spec.model is None and "method" not in spec.fields.given
+    if names_neither and spec.target is None and context.rules.holds("speculators-format"):
+        # A target that nobody has seen may be a checkpoint of Speculators, which brings all of these.
+        return spec.undecided("method", "model", "draft", "num_speculative_tokens")
     if spec.model is not None or not spec.known("method", "model", "num_speculative_tokens") or spec.tokens is None:
         return spec
     facts = spec.facts

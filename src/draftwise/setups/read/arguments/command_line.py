@@ -19,7 +19,7 @@ from draftwise.knowledge.stored import read_data
 from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
 from draftwise.setups.read.arguments.flag_values import RefusedValue, get_value
-from draftwise.setups.read.arguments.flags import FlagUse, match_flags
+from draftwise.setups.read.arguments.flags import FlagUse, match_flags, spell_flags
 from draftwise.setups.read.shell.launch import Entry
 from draftwise.setups.read.shell.words import Word
 
@@ -264,6 +264,8 @@ _MAX_WORDS = 4_000
 _MAX_NAMED = 10
 _ONLY_NAMES = frozenset({"served_model_name", "download_dir", "hf_token"})
 """Engine arguments that take any text, and that nothing else depends on."""
+_JUDGED = frozenset({"api_server_count", "headless", "tool_call_parser"})
+"""Arguments of the server in front of the engine that rules read."""
 _PAIR = re.compile(r"(--?[A-Za-z][\w.-]*)[ \t]+(\S.*)", re.DOTALL)
 _NOT_ENGINE = frozenset({"model", "model_tag", "help", "config", "speculative_config", *SPEC_FLAGS})
 
@@ -288,12 +290,10 @@ class Arguments:
         where = "" if word is None else word.where()
         self.findings.append(get_rule(code).ruling(message=message, where=where, fix=fix, becomes=becomes))
 
-    def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = (), *, name: str | None) -> None:
-        """Add the ruling that something cannot be judged; `name` is the argument, if the server depends on it."""
-        finding = explain_unknown(what, unknown or word.unknown, where=word.where())
+    def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = (), *, name: str) -> None:
+        """Add the ruling that something cannot be judged, as the server depends on the argument `name`."""
+        finding = self.unknown[name] = explain_unknown(what, unknown or word.unknown, where=word.where())
         self.findings.append(finding)
-        if name is not None:
-            self.unknown[name] = finding
 
 
 def explain_unknown(what: str, unknown: Sequence[str], *, where: str) -> Ruling:
@@ -326,6 +326,8 @@ def read_arguments(
     if entry == "huggingfaceserver":
         words = to_vllm(words)
     words = _split_pairs(words, found)
+    if entry == "dynamo":
+        words = _leave_out_own(words, release, found)
     serves = entry == "serve" or (entry == "image" and not Rulebook(release.version).holds("image-runs-api-server"))
     if serves:
         words = _move_model(words, release, found, strict=entry == "serve")
@@ -347,6 +349,29 @@ def read_arguments(
     _join_spec(matched.flags, spelled.spec, found)
     _choose_model(matched.model, release, found, serves=serves)
     return found
+
+
+def _leave_out_own(words: Sequence[Word], release: Release, found: Arguments) -> Sequence[Word]:
+    """Return the words without flags that the release lacks: Dynamo's worker has flags of its own, each time others."""
+    kept, known, is_own = list[Word](), spell_flags(release), False
+    for word in words:
+        flag = word.text.partition("=")[0].partition(".")[0].replace("_", "-")
+        if word.text.startswith("-"):
+            is_own = not word.unknown and flag not in known
+        if is_own:
+            found.unread.append(word.text)
+        else:
+            kept.append(word)
+    own = [each for each in found.unread if each.startswith("-")]
+    if own:
+        finding = get_rule("unresolved-variable").ruling(
+            message=f"draftwise does not judge Dynamo's own flags, which vLLM lacks: {', '.join(own[:_MAX_NAMED])}.",
+            where=words[0].where(),
+            fix="Check these flags against Dynamo's documentation.",
+        )
+        found.findings.append(finding)
+        found.unknown[""] = finding
+    return kept
 
 
 def _leave_out_config(words: Sequence[Word], found: Arguments) -> Sequence[Word]:
@@ -435,9 +460,11 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
 def _collect(flags: Iterable[FlagUse], release: Release, found: Arguments) -> None:
     for given in flags:
         if given.unknown and not _takes_any_text(given, release):
-            is_engine = given.field in release.table("engine_defaults") or given.field in SPEC_FLAGS
-            name = given.field if is_engine else None
-            found.report_unknown(f"The value of {given.name}", given.word, given.unknown, name=name)
+            if given.field in release.table("engine_defaults") or given.field in _JUDGED or given.field in SPEC_FLAGS:
+                found.report_unknown(f"The value of {given.name}", given.word, given.unknown, name=given.field)
+            else:
+                unknown, where = given.unknown[:_MAX_NAMED], given.word.where()
+                found.findings.append(get_rule("value-open").ruling(name=given.name, unknown=unknown, where=where))
             continue
         try:
             value = get_value(given, release, found.findings)
@@ -457,7 +484,8 @@ def _takes_any_text(given: FlagUse, release: Release) -> bool:
     is_text = (
         given.row["kind"] in ("value", "list") and "str" in str(given.row["type"]) and not given.row.get("choices")
     )
-    return is_text and (given.field in _ONLY_NAMES or given.field not in release.table("engine_defaults"))
+    is_read = given.field in release.table("engine_defaults") or given.field in _JUDGED
+    return is_text and (given.field in _ONLY_NAMES or not is_read)
 
 
 def _check_repeats(flags: Iterable[FlagUse], dotted: Mapping[str, Word], found: Arguments) -> None:

@@ -102,6 +102,7 @@ def get_flags(document: YamlDocument, release: Release, findings: list[Finding],
                     )
                 )
             text = json.dumps(value) if isinstance(value, dict) else document.texts.get((key,), str(value))
+            text = "None" if value is None else text
             yield replace(word, text=text)
 
 

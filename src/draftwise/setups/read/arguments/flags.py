@@ -291,7 +291,7 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
         return get_rule("flag-of-other-release").ruling(
             release=release, flag=flag, elsewhere=elsewhere, where=word.where(flag)
         )
-    names = sorted(_spellings_in(release))
+    names = sorted(spell_flags(release))
     from difflib import get_close_matches  # read only when something is misspelled
 
     near = get_close_matches(flag[:80], names, n=1, cutoff=0.7)
@@ -336,7 +336,8 @@ def _long_names() -> Mapping[str, str]:
 
 
 @cache
-def _spellings_in(release: Release) -> frozenset[str]:
+def spell_flags(release: Release) -> frozenset[str]:
+    """Return every spelling of a release's flags."""
     paired = Rulebook(release.version).holds("paired-switches")
     return frozenset(
         spelling for name, row in release.table("flags").items() for spelling in _spellings(name, row, paired=paired)
@@ -346,7 +347,7 @@ def _spellings_in(release: Release) -> frozenset[str]:
 def _releases_with(flag: str) -> str:
     """Say which releases have a flag, in runs: `0.9.2 to 0.11.2 have it`. Empty for none."""
     known = releases("flags")
-    names = [str(release) for release in known if flag in _spellings_in(release)]
+    names = [str(release) for release in known if flag in spell_flags(release)]
     if not names:
         return ""
     every = [str(release) for release in known]

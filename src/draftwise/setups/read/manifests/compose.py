@@ -18,6 +18,8 @@ from draftwise.setups.read.shell.words import Word
 
 _CALLER = "set where docker compose runs, or in a .env file next to this one"
 _COMMANDS = ("entrypoint", "command")
+_COMMANDS_OF_AKASH = ("command", "args")
+"""Akash's SDL, which looks like a compose file, has Kubernetes' names."""
 
 
 def find_services(document: YamlDocument, folder: FilePath, given: Mapping[str, str]) -> Iterator[Launch]:
@@ -55,19 +57,21 @@ class _Project:
         """Return the server that a service starts, or None."""
         found: Findings = []
         env = self._read_env(path, service)
-        entrypoint, command = (self._read_words((*path, key), service.get(key), found) for key in _COMMANDS)
+        keys = _COMMANDS_OF_AKASH if "args" in service else _COMMANDS
+        entrypoint, command = (self._read_words((*path, key), service.get(key), found) for key in keys)
         image = COMPOSE.fill_in(Word(str(service.get("image") or "")), self.caller)
         if service.get("entrypoint") in ([], ""):
             entrypoint = (Word(""),)  # takes the image's away
         launch = run_image(image, entrypoint, command, env=env)
         if launch is None:
             return None
+        document, variables = self.document.value, self.caller.values
         return replace(
             launch,
             num_gpus=_count_gpus(service) or launch.num_gpus,
             where=f"line {self.document.line(path)} {get_text(path)}",
             findings=(*found, *launch.findings),
-            place=Place(form="services", value=self.document.value, path=path, folder=self.folder),
+            place=Place(form="services", value=document, path=path, folder=self.folder, variables=variables),
         )
 
     def _read_words(self, path: Path, value: Any, found: Findings) -> tuple[Word, ...]:

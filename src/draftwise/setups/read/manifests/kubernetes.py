@@ -201,11 +201,17 @@ def _is_used(runtime: YamlDocument, documents: Sequence[YamlDocument]) -> bool:
     return any(model.get("runtime") == name for model in models)
 
 
+_MAIN: Path = ("mainContainer",)
+"""The container of a service in Dynamo's graph, whose images start no server by themselves."""
+
+
 def _find_containers(document: YamlDocument, value: Any, stores: Stores) -> Iterator[Launch]:
     for path, mapping in walk(value):
         containers = mapping.get("containers")
-        for index, container in enumerate(containers if isinstance(containers, list) else ()):
+        listed = [("containers", index) for index in range(len(containers))] if isinstance(containers, list) else []
+        for place in (*listed, _MAIN):
+            container = _follow(mapping, place)
             if isinstance(container, Mapping):
-                launch = read_container(document, (*path, "containers", index), container, stores, mapping)
-                if launch is not None:
+                launch = read_container(document, (*path, *place), container, stores, mapping)
+                if launch is not None and (place != _MAIN or launch.entry != "image"):
                     yield launch

@@ -94,8 +94,9 @@ class _TextFiller:
             if is_set is operator.endswith("+"):
                 return self.fill(operand)
             return (value or "") if operator.endswith("-") else ""
-        if value is None and origin:
-            self.left.append((written, describe_unknown(name, origin)))
+        is_demanded = operator.endswith("?") and not is_set
+        if is_demanded or (value is None and origin):
+            self.left.append((written, describe_unknown(name, origin or "required, but not set")))
             return f"\0{len(self.left) - 1}\0"
         if value is None:
             return "" if self.references.unset_is_empty else written

@@ -28,12 +28,11 @@ def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
         InvalidSetup: a quote is never closed, or a file of variables cannot be read.
     """
     settings = list(get_settings(text, "Service"))
-    env = read_environment(settings, given)
+    env, place = read_environment(settings, given), Place(form="unit", value=list_settings(text))
     for line, name, value in settings:
         if name == "ExecStart":
             launch = find_launch(read_words(value.lstrip("-@:+!"), env, line), env=env)
             if launch is not None:
-                place = Place(form="unit", value=list_settings(text))
                 yield replace(launch, env=env | launch.env, where=f"line {line} ExecStart", place=place)
 
 

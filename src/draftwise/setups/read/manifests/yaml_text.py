@@ -23,6 +23,7 @@ _EXPLAINED = 20_000
 """Characters of a text that the slow parser reads again."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,18 @@ def _explain(error: yaml.YAMLError, text: str, name: str) -> InvalidSetup:
     return InvalidSetup.because("not-yaml", f"The text is not YAML ({problem}).", where=_at(name, line))
 
 
+def _find_left(node: yaml.Node) -> str | None:
+    """Return a value that is filled in later: {{ NAME }}, which YAML takes for a mapping in another one."""
+    for _ in "{{":
+        if not (isinstance(node, yaml.MappingNode) and node.flow_style and len(node.value) == 1):
+            return None
+        node, value = node.value[0]
+        if value.value != "":
+            return None
+    is_name = isinstance(node, yaml.ScalarNode) and _NAME.fullmatch(node.value)
+    return f"{{{{ {node.value} }}}}" if is_name else None
+
+
 def _at(name: str, line: int) -> str:
     return f"{name}:{line}" if name else f"line {line}"
 
@@ -147,6 +160,8 @@ class _Builder:
         self.lines[path] = line
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
+        if (left := _find_left(node)) is not None:
+            return left
         self.open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):

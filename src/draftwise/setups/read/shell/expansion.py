@@ -10,7 +10,15 @@ from typing import Any
 from draftwise.knowledge.messages import refusal
 from draftwise.setups.read.shell import patterns
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
-from draftwise.setups.read.shell.open_texts import MAX_CHARS, Hole, Holes, find_holes, is_known, without_marks
+from draftwise.setups.read.shell.open_texts import (
+    MAX_CHARS,
+    Hole,
+    Holes,
+    find_holes,
+    is_known,
+    replace_marks,
+    without_marks,
+)
 from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, Value
 from draftwise.setups.read.shell.syntax import (
     Arithmetic,
@@ -38,7 +46,7 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 _SPACE = re.compile(r"[ \t\n]+")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
 _WRITES = re.compile(r"\s*(?:cat\s*<<-?[^<]|echo\s)")
-_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
+_BRACES = re.compile(r"\{(?=[^{}\s]*\})[^{}\s]*?(?:,|\.\.)[^{}\s]*\}")
 
 
 @dataclass(slots=True)
@@ -260,15 +268,11 @@ class Expansion:
 
     def _as_one(self, text: str) -> str:
         """Return a text in which nothing that is open is several words."""
-        if is_known(text):
-            return text
-        return "".join(
-            char if is_known(char) else self.holes.mark(replace(self.holes[char], splits=False)) for char in text
-        )
+        return replace_marks(text, lambda mark: self.holes.mark(replace(self.holes[mark], splits=False)))
 
     def _split_marks(self, text: str) -> str:
         """Return a text outside of quotes: what is open in it may be several words."""
-        return text if is_known(text) else "".join(char if is_known(char) else self._split_mark(char) for char in text)
+        return replace_marks(text, self._split_mark)
 
     def _split_mark(self, mark: str) -> str:
         hole = self.holes[mark]

@@ -17,7 +17,9 @@ from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
 from draftwise.setups.read.shell.script_runner import OPEN, PINNED, settle_release
 from draftwise.setups.read.shell.words import Word
 
-_VLLM = re.compile(r"(?:^|/)[\w.-]*vllm[\w.-]*(?:/[\w.-]+)?$|(?:^|/)huggingfaceserver$")
+_VLLM = re.compile(
+    r"(?i)(?:^|/)[${(]*[\w.-]*vllm[\w.-]*[)}]*(?:/[\w.-]+)?$|(?:^|/)(?:huggingfaceserver|llm-d/llm-d(?:-\w+)?)$"
+)
 _AS_PUBLISHED = re.compile(r"(?:docker\.io/)?(?:vllm/vllm-openai[\w.-]*|kserve/huggingfaceserver)$")
 _OWN_ENTRY = re.compile(r"(?:^|/)vllm-(?:openai[\w.-]*|cpu-release-repo)$")
 
@@ -44,18 +46,37 @@ _BY_VARIABLES = re.compile(r"(?:^|/)worker-[\w-]*vllm(?::|$)")
 MAX_LAUNCHES = 200
 """Maximum number of servers read from one source."""
 
-Entry = Literal["serve", "api_server", "image", "huggingfaceserver"]
-"""Program that receives the arguments: `vllm serve`, the older module, an image's entry point, or KServe's server."""
+Entry = Literal["serve", "api_server", "image", "huggingfaceserver", "dynamo"]
+"""Program that receives the arguments: `vllm serve`, the older module, an image's entry point, or the server of KServe
+or of NVIDIA Dynamo, which pass them on."""
 
+_PASSING: Mapping[str, Entry] = {"huggingfaceserver": "huggingfaceserver", "dynamo.vllm": "dynamo"}
 _API_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|(?:.*/)?vllm/entrypoints/openai/api_server\.py")
 _LOST = "The command above ends before this line: the shell runs {} as a command."
 _UNBROKEN = "Put comments above the whole command, and end each line before its last one with a backslash."
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ash"})
+_NAMING = frozenset({"pgrep", "pkill", "grep", "egrep", "pidof", "killall", "echo", "printf"})
+"""Programs that only look for a server by its name, or print its command."""
+_NAMES = re.compile(r"-J|--[\w-]*name")
+"""Flags before a name that may be any word."""
+_ASKS = re.compile(r"-h$|--(?:help|version)(?:=|$)")
+"""Flags with which a server prints something and ends."""
 _CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
+_APART = _CONTAINER_TOOLS | {"ssh", "kubectl", "oc", "uvx", "pipx"}
+"""Programs that start a server where the packages of the script's own Python are not."""
+_APPTAINER_IMAGE = re.compile(r"(?:docker://)?((?<=docker://).*|\S+\.sif)")
 _SWITCHES_OF_RUN = frozenset(read_data("docker_run")["switches"])
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_ONLY_OF_VLLM = frozenset({"--speculative-config", "-sc", "--gpu-memory-utilization", "--tensor-parallel-size", "-tp"})
+_ONLY_OF_VLLM = frozenset(
+    {
+        *("--speculative-config", "-sc", "--gpu-memory-utilization", "--tensor-parallel-size", "-tp"),
+        *("--pipeline-parallel-size", "-pp", "--kv-transfer-config", "--max-model-len"),
+    }
+)
+_AS_VLLM = re.compile(r"aphrodite|sim(?:ulator)?$|emulator|mock")
+"""Images of other programs that take vLLM's flags."""
+_TAGGED = re.compile(r"(?:^|[_-])vllm(?:[_-]|$)")
 _SHORT_WITH_VALUE = re.compile(r"-[epvwulmhac].+")
 _DEVICES = re.compile(r"device=([\w,.:/=-]+)")
 _MAX_DEPTH = 4
@@ -73,6 +94,8 @@ class Launch:
     """Variables that an operator sets, whether or not the release reads them."""
     version: str = ""
     """Version from an image tag or a pinned package; empty if the text names none, `-U vllm` if it leaves it open."""
+    packages: Mapping[str, bool] = field(default_factory=dict)
+    """Optional packages -> whether the text installs them for the server, or takes them away."""
     image: str = ""
     image_unknown: tuple[str, ...] = ()
     """Unknown values that the image's name depends on."""
@@ -103,6 +126,11 @@ class Launch:
     is_partial: bool = False
     """Whether the text starts it in further ways that were not followed."""
 
+    @property
+    def only_asks(self) -> bool:
+        """Whether vllm prints its help or version and ends."""
+        return any(_ASKS.match(word.text) for word in self.words)
+
     def each(self, change: Callable[[Launch], Launch]) -> Launch:
         """Return the server with a change applied to each way in which the text starts it."""
         return replace(change(self), others=tuple(change(other) for other in self.others))
@@ -114,19 +142,28 @@ def find_launches(text: str, *, env: Environment = NOTHING_SET) -> Iterator[Laun
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
+    yield from _find_in_commands(run_script(text, env=env).commands, env)
+
+
+def _find_in_commands(
+    commands: Iterable[ScriptCommand], env: Environment, depth: int = 0, place: str = ""
+) -> list[Launch]:
     found: list[Launch] = []
-    for command in run_script(text, env=env).commands:
+    entered = ""
+    for command in commands:
         first = command.words[0] if command.words else Word("")
         if found and first.text.startswith("--"):
             lost = get_rule("lost-continuation").ruling(
                 line=first.line, message=_LOST.format(first.text), fix=_UNBROKEN
             )
             found[-1] = found[-1].each(lambda one, lost=lost: replace(one, findings=(*one.findings, lost)))  # type: ignore[misc]
-        elif (launch := _find_in_command(command, env)) is not None:
-            found.append(launch)
+        elif (launch := _find_in_command(command, env, depth, place)) is not None:
+            found.append(launch if launch.image or launch.version else _with_image(launch, entered))
+        elif _opens_shell([each.text for each in command.words]):
+            entered = next((each.text for each in command.words[-1:-3:-1] if is_vllm_image(each.text)), entered)
         if len(found) > MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-    yield from found
+    return found
 
 
 def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, place: str = "") -> Launch | None:
@@ -136,11 +173,13 @@ def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, p
         words = [replace(word, place=place) for word in way.words] if place else way.words
         launch = find_launch(words, env=env | get_exported(way), depth=depth)
         if launch is not None:
+            is_apart = bool(launch.image) or not _APART.isdisjoint(word.text.rpartition("/")[2] for word in words)
             found += (
                 replace(
                     each,
                     env=_set_before(way) | each.env,
                     version=each.version or way.version,
+                    packages={**({} if is_apart else way.packages), **each.packages},
                     findings=(*each.findings, *_slips(command)),
                     path="; ".join(part for part in (way.where, each.path) if part),
                     deviations=way.deviations + each.deviations,
@@ -199,12 +238,14 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
     for index, text in enumerate(texts):
         name, following = text.rpartition("/")[2], texts[index + 1] if index + 1 < len(texts) else ""
         launch: Launch | None = None
+        if name in _NAMING and not (index and _NAMES.fullmatch(texts[index - 1])):
+            return None
         if following == "serve" and (name == "vllm" or PINNED.fullmatch(name)):
             launch = Launch(words=tuple(words[index + 2 :]), entry="serve")
         elif text == "-m" and following == "vllm.entrypoints.cli.main" and texts[index + 2 : index + 3] == ["serve"]:
             launch = Launch(words=tuple(words[index + 3 :]), entry="serve")
-        elif text == "-m" and following == "huggingfaceserver":
-            launch = Launch(words=tuple(words[index + 2 :]), entry="huggingfaceserver")
+        elif text == "-m" and following in _PASSING:
+            launch = Launch(words=tuple(words[index + 2 :]), entry=_PASSING[following])
         elif _API_SERVER.fullmatch(text):
             launch = Launch(words=tuple(words[index + 1 :]), entry="api_server")
         elif name in _CONTAINER_TOOLS and "run" in texts[index + 1 : index + 6]:
@@ -232,27 +273,34 @@ def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
     pinned = (found[1] for text in texts if (found := PINNED.fullmatch(text)))
     fetched = (text for text in texts if OPEN.fullmatch(text) and not _FETCHING.isdisjoint(texts))
     version = next(pinned, next(fetched, ""))
-    image = next((word.text.partition("docker://")[2] for word in before if word.text.startswith("docker://")), "")
+    image = next((found[1] for text in texts if (found := _APPTAINER_IMAGE.fullmatch(text))), "")
     adding = next((word for word in before if word.text.rpartition("/")[2] in ("xargs", "parallel")), None)
     added = () if adding is None else (replace(adding, text="", unknown=(f"the words that {adding.text} adds",)),)
     devices = env.values.get("CUDA_VISIBLE_DEVICES", "")
     count = len(devices.split(",")) if devices and "CUDA_VISIBLE_DEVICES" not in env.unknown else None
-    return launch.each(
+    changed = launch.each(
         lambda one: replace(
             one,
             words=(*one.words, *added),
             env=env | one.env,
-            version=one.version or version or find_release(image),
-            image=one.image or image,
+            version=one.version or version,
             num_gpus=one.num_gpus if count is None else count,
         )
     )
+    return changed if launch.image else _with_image(changed, image)
+
+
+def _with_image(launch: Launch, image: str) -> Launch:
+    return launch.each(lambda one: replace(one, image=image, version=one.version or find_release(image)))
 
 
 def _find_script(words: Sequence[Word]) -> int | None:
     """Return the index of the text that a shell takes after `-c`."""
-    options = enumerate(words[:4], start=1)
-    return next((i for i, word in options if word.text.startswith("-") and "c" in word.text and i < len(words)), None)
+    for index, word in enumerate(words[:4], start=1):
+        if word.text.startswith("-") and "c" in word.text and index < len(words):
+            is_end = words[index].text == "--"
+            return index + 1 if is_end and index + 1 < len(words) else index
+    return None
 
 
 def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | None:
@@ -262,11 +310,8 @@ def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | N
     inner = words[script]
     arguments = [word.source or word.text for word in words[script + 1 :]]
     run = run_script(inner.source or inner.text, line=inner.line or 1, env=env, arguments=arguments)
-    for command in run.commands:
-        launch = _find_in_command(command, env, depth, inner.place)
-        if launch is not None:
-            return launch
-    return None
+    found = _find_in_commands(run.commands, env, depth, inner.place)
+    return found[0] if found else None
 
 
 def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
@@ -295,7 +340,11 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
             num_gpus = _count_gpus(word.text)
     if index >= len(words):
         return None
-    launch = run_image(words[index], entrypoint, words[index + 1 :], env=env, depth=depth)
+    args = words[index + 1 :]
+    is_open = not args or args[-1].text.rpartition("/")[2] in _SHELLS
+    if is_open and not entrypoint and not has_own_entry(words[index].text):
+        return None
+    launch = run_image(words[index], entrypoint, args, env=env, depth=depth)
     if launch is None:
         return None
     place = Place(form="command", value=tuple(options))
@@ -326,6 +375,13 @@ def _get_passed(word: Word) -> Environment:
     return Environment(unknown={word.text: "inherited from the command that runs the container"})
 
 
+def _opens_shell(texts: Sequence[str]) -> bool:
+    """Say whether words that start no server run a container for commands to come."""
+    runs = "run" in texts and not _CONTAINER_TOOLS.isdisjoint(texts)
+    named = {text.rpartition("/")[2].rpartition("=")[2] for text in texts}
+    return runs and (not _SHELLS.isdisjoint(named) or not any(text.startswith("--entrypoint") for text in texts))
+
+
 def _count_gpus(value: str) -> int | None:
     if value.isdecimal() and len(value) < 5:
         return int(value)
@@ -341,11 +397,12 @@ def run_image(
     name = image.text
     if launch is None and _BY_VARIABLES.search(name):
         return None
-    is_open = image.unknown or not name
-    if launch is None and not entrypoint and (is_vllm_image(name) or (is_open and _is_for_vllm(args))):
+    if launch is None and not entrypoint and (is_vllm_image(name) or _is_for_vllm(args, image)):
         launch = Launch(words=tuple(args), entry="huggingfaceserver" if "huggingfaceserver" in name else "image")
         if args and args[0].text == "serve":
             launch = replace(launch, words=tuple(args[1:]), entry="serve", findings=(_repeated(name, args[0]),))
+        elif args and args[0].text in _SHELLS:
+            launch = replace(launch, findings=(_repeated(name, args[0]),))
     elif launch is not None and not entrypoint and has_own_entry(name):
         repeated = _repeated(name, args[0])
         launch = launch.each(lambda one: replace(one, findings=(*one.findings, repeated)))
@@ -364,11 +421,17 @@ def run_image(
     )
 
 
-def _is_for_vllm(args: Sequence[Word]) -> bool:
-    """Say whether arguments can only be meant for vLLM, whatever the image is that takes them."""
-    flags = {word.text.partition("=")[0] for word in args}
-    has_model = "--model" in flags or bool(args and (args[0].unknown or _HUB_NAME.fullmatch(args[0].text)))
-    return has_model and not flags.isdisjoint(_ONLY_OF_VLLM)
+def _is_for_vllm(args: Sequence[Word], image: Word) -> bool:
+    """Say whether arguments can only be meant for vLLM, although the image does not go by its name."""
+    flags, (name, tag) = {word.text.partition("=")[0] for word in args}, split_image(image.text)
+    is_open = image.unknown or not name or "$" in name
+    if is_open and args and all("vllm" in " ".join(word.unknown).lower() for word in args):
+        return True  # variables that name it, and nothing else
+    first = args[0] if args else Word("")
+    is_model = first.unknown or _HUB_NAME.fullmatch(first.text) or first.text.startswith(("/", "$"))
+    has_model = "--model" in flags or bool(is_model)
+    least = 1 if is_open or _TAGGED.search(tag) else 2
+    return has_model and len(flags & _ONLY_OF_VLLM) >= least and not _AS_VLLM.search(name)
 
 
 def _repeated(image: str, word: Word) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from draftwise.knowledge.messages import refusal
@@ -34,6 +34,11 @@ def is_known(text: str) -> bool:
 def find_holes(text: str) -> list[str]:
     """Return the marks of the open parts in a text."""
     return _MARK.findall(text)
+
+
+def replace_marks(text: str, change: Callable[[str], str]) -> str:
+    """Return a text with another text for each of its marks, which is found once."""
+    return text.translate({ord(mark): change(mark) for mark in dict.fromkeys(find_holes(text))})
 
 
 def without_marks(text: str) -> str:

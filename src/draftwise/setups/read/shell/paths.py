@@ -81,13 +81,15 @@ class PathState:
     deviations: int = 0
     """Number of decisions that differ from those for a caller that sets nothing."""
     flow: str = ""
-    """`exit`, `return`, `break` or `continue`, while it takes effect."""
+    """`exit`, `exec`, `return`, `break` or `continue`, while it takes effect."""
     levels: int = 0
     """Number of loops to leave."""
     status: bool | None = True
     """Exit status of the previous command; None if unknown."""
     version: str = ""
     """The vLLM release that the script installs, or what leaves it open."""
+    packages: Mapping[str, bool] = field(default_factory=dict)
+    """Optional packages -> whether the script has installed them, or taken them away."""
     reads: str = ""
     """File that is not read and may have set any variable."""
     exported: frozenset[str] = frozenset()
@@ -158,22 +160,31 @@ class PathState:
         return known
 
     @property
+    def size(self) -> int:
+        """Number of values that a copy holds."""
+        values = len(self.variables) + len(self.functions) + len(self.bound) + len(self.files) + len(self.exported)
+        return values + len(self.facts) + len(self.decisions)
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """What is set; paths that are equal in it need not be distinguished."""
         functions = frozenset((name, id(body)) for name, body in self.functions.items())
         return (
             frozenset(self.variables.items()), self.arguments, functions,
             self.flow, self.levels, self.status, self.version, self.reads, self.exported, self.own,
-            frozenset(self.files.items()),
+            frozenset(self.files.items()), frozenset(self.packages.items()),
         )  # fmt: skip
 
 
 def merge(states: Iterable[PathState]) -> list[PathState]:
     """Return the paths with different values; equal ones are joined. At most `MAX_PATHS`."""
+    states = list(states)
+    if len(states) < 2:
+        return states
     found: dict[tuple[object, ...], PathState] = {}
     for state in states:
-        before = found.get(state.identity)
-        found[state.identity] = state if before is None else join(before, state)
+        before = found.get(identity := state.identity)
+        found[identity] = state if before is None else join(before, state)
     kept = list(found.values())
     if len(kept) <= MAX_PATHS:
         return kept

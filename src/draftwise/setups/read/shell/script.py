@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
@@ -47,6 +47,8 @@ class Way:
     """Decisions that lead here, e.g. `MODE=spec, line 12`; empty without any."""
     version: str = ""
     """The vLLM release that the script has installed."""
+    packages: Mapping[str, bool] = field(default_factory=dict)
+    """Optional packages -> whether the script has installed them, or taken them away."""
     assumed: tuple[str, ...] = ()
     """Variables assumed to be unset and therefore without a word, each with its source."""
     deviations: int = 0
@@ -88,7 +90,7 @@ def run_script(
     env: Environment = NOTHING_SET,
     arguments: Sequence[str | OpenText] | None = None,
 ) -> ScriptRun:
-    """Return the commands of a shell script.
+    """Return the commands of a shell script. Results are cached by text and environment.
 
     Args:
         text: the script.
@@ -99,6 +101,17 @@ def run_script(
     Raises:
         InvalidSetup: a quote is never closed, or the expanded text is longer than `MAX_CHARS`.
     """
+    if isinstance(text, OpenText) or arguments is not None or env != Environment(values=env.values):
+        return _run(text, line, env, arguments)
+    return _run_again(text, line, tuple(env.values.items()))
+
+
+@lru_cache(maxsize=8)
+def _run_again(text: str, line: int, values: tuple[tuple[str, str], ...]) -> ScriptRun:
+    return _run(text, line, Environment(values=dict(values)), None)
+
+
+def _run(text: str | OpenText, line: int, env: Environment, arguments: Sequence[str | OpenText] | None) -> ScriptRun:
     given = [each for each in (text, *(arguments or ())) if isinstance(each, OpenText)]
     shell = Shell(env, given[0].holes if given else Holes())
     source = text.text if isinstance(text, OpenText) else without_marks(text)
@@ -147,7 +160,9 @@ def _get_command(shell: Shell, reached: Sequence[ReachedCommand]) -> ScriptComma
         items = each.state.variables.items()
         shown = tuple((name, value) for name, value in items if name.startswith(("VLLM_", "ARCTIC_")) or name in passed)
         read = tuple(text for path, text in each.state.files.items() if any(path in word for word in each.words))
-        groups.setdefault((each.words, shown, each.state.version, read), []).append(each)
+        groups.setdefault(
+            (each.words, shown, each.state.version, read, frozenset(each.state.packages.items())), []
+        ).append(each)
     ways = sorted((_get_way(shell, each) for each in groups.values()), key=lambda way: way.deviations)
     partial = len(ways) > _MAX_WAYS or any(each.state.is_partial for each in reached)
     lost = reached[0].node.lost
@@ -176,6 +191,7 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
         exported=tuple(sorted(state.exported & {*variables})),
         where="; ".join(decision.text for decision in decided if not decision.is_usual),
         version=state.version,
+        packages=state.packages,
         assumed=tuple(gone),
         deviations=state.deviations,
         files=dict(_tell_files(shell, state)),

@@ -9,7 +9,9 @@ from functools import partial
 from itertools import pairwise
 from posixpath import normpath
 
+from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
+from draftwise.knowledge.validators import read_installation
 from draftwise.setups.read.shell.branch_tests import Conditions
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.expansion import ASSIGNMENT, BY_SHELL, NAME
@@ -56,12 +58,21 @@ _SETTING = frozenset(_COMMANDS["setting"])
 _MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
+_MOST_WORK = 60_000_000
+"""How many values are copied while a script is followed."""
+_PER_COMMAND = 1_000
+"""What a command costs, in values that are copied."""
+_PER_LOOK = 60
+"""What it costs to see what a command may set."""
+_PER_EXPORT = 40
+"""What it costs to hand a variable to a program."""
 _BUILTINS = frozenset(_COMMANDS["builtins"])
 OPEN = re.compile(r"vllm(?:\[[\w,\s-]*\])?(?:\s*[<>~!].*)?")
 """The package without a release."""
 _INSTALLERS = re.compile(r"(?:.*/)?(?:pip[\d.]*|uv|conda|mamba|micromamba|pixi)")
 _PROJECT = re.compile(
-    r"(?:python[\d.]* )?\S*setup\.py (?:install|develop)|(?:uv|pdm|pipenv) sync|(?:poetry|pdm|pipenv|pixi) install"
+    r"(?:python[\d.]* |(?<!\S))\S*setup\.py (?:install|develop)|(?:uv|pdm|pipenv) sync"
+    r"|(?:poetry|pdm|pipenv|pixi) install"
 )
 """What installs the project around it, and whatever that needs."""
 _LOCAL = re.compile(
@@ -111,6 +122,18 @@ class Shell(Conditions):
     """Parsed texts, kept so that the identities of their parts stay unique."""
     called: set[str] = field(default_factory=set)
     depth: int = 0
+    work: int = 0
+    """Values copied so far, which are limited."""
+
+    def count(self, line: int, work: int) -> None:
+        """Count the work of a command.
+
+        Raises:
+            InvalidSetup: it exceeds the limit.
+        """
+        self.work += work
+        if self.work > _MOST_WORK:
+            raise refusal("too-long", case="followed", line=line, max_work=_MOST_WORK)
 
     def run_all(self, script: CommandList, state: PathState) -> None:
         """Follow a script, and then functions that it defines but never calls."""
@@ -153,6 +176,9 @@ class Shell(Conditions):
         """Follow a command from every state, and return the states after it."""
         going = [state for state in states if not state.flow]
         left = [state for state in states if state.flow]
+        for state in left:
+            if state.flow == "exec" and isinstance(node, Simple) and _begins_with_flag(node):
+                self._run_simple(node, state)
         if not going:
             return left
         behind = self._run_compound(node, going)
@@ -268,6 +294,8 @@ class Shell(Conditions):
 
     def _do(self, node: Node, states: Iterable[PathState]) -> list[tuple[PathState, bool | None]]:
         """Run a simple command or a test, and return the states with its status."""
+        for state in states:
+            self.count(getattr(node, "line", 0), _PER_COMMAND + state.size)
         if isinstance(node, Simple):
             self._read_documents(node.documents, states)
             calls = self.fork(states, lambda state: self._run_simple(node, state))
@@ -280,6 +308,7 @@ class Shell(Conditions):
         behind: list[PathState] = []
         entered: list[PathState] = []
         for clause in node.clauses:
+            self.count(node.line, sum(_PER_COMMAND + state.size for state in states))
 
             def matches(state: PathState, patterns: Sequence[ShellWord] = clause.patterns) -> bool:
                 subject = self.join(node.subject, state)
@@ -300,6 +329,7 @@ class Shell(Conditions):
     def _run_for(self, node: For, states: list[PathState]) -> list[PathState]:
         behind: list[PathState] = []
         for state in states:
+            self.count(node.line, _PER_COMMAND + 2 * state.size)
             listed = self._get_items(node, state)
             behind += self._turn_openly(node, [state]) if listed is None else self._turn(node, state, listed)
         return self._leave_loop(behind)
@@ -358,6 +388,7 @@ class Shell(Conditions):
         behind: list[PathState] = []
         around = states[0].turn
         for turn in range(_MAX_TURNS):
+            self.count(node.line, sum(_PER_COMMAND + state.size for state in states))
             known = [state for state in states if self._is_certain(node, state)]
             behind += self._turn_openly(node, [state for state in states if state not in known])
             true, false = self.decide(node.condition, known)
@@ -378,9 +409,9 @@ class Shell(Conditions):
         return self._leave_loop([replace(state, turn=around) for state in behind])
 
     def _is_certain(self, node: While, state: PathState) -> bool:
-        marked = {key: list(value) for key, value in self.reached.items()}
+        kept, self.reached = self.reached, {}
         true, false = self.decide(node.condition, [state.copy()])
-        self.reached = marked
+        self.reached = kept
         sides = [*true, *false]
         return len(sides) == 1 and len(sides[0].facts) == len(state.facts)
 
@@ -394,12 +425,37 @@ class Shell(Conditions):
         return merge(states)
 
     def _forget(self, body: Node, state: PathState, why: str) -> None:
-        names = _find_assigned(body, state.functions, frozenset())
+        names = self._find_assigned(body, state.functions, set())
         if names is None:
             names = {*state.variables}
             state.reads = why
         for name in names:
             self.open(name, state, why)
+
+    def _find_assigned(self, node: Node, functions: Mapping[str, Function], seen: set[str]) -> set[str] | None:
+        """Return the variables that commands may set, `@` for the arguments. None for any."""
+        names: set[str] = set()
+        for each in walk(node):
+            if isinstance(each, For) and each.name:
+                names.add(each.name)
+            elif isinstance(each, Arithmetic):
+                names |= set(NAME.findall(each.text))
+            elif isinstance(each, Simple):
+                self.count(each.line, _PER_LOOK)
+                plain = [word.plain if isinstance(word, ShellWord) else "" for word in each.words]
+                first = next((text for text in plain if text), "")
+                if first in ("eval", "source", "."):
+                    return None
+                names |= set(_find_in_words(each))
+                names |= {"@"} if first in ("shift", "set") else set()
+                names |= set(_find_set(first, plain[1:])) if first in _SETTING else set()
+                if first in functions and first not in seen:
+                    seen.add(first)
+                    inner = self._find_assigned(functions[first].body, functions, seen)
+                    if inner is None:
+                        return None
+                    names |= inner
+        return {name for name in names if name == "@" or NAME.fullmatch(name)}
 
     def _read_documents(self, documents: Iterable[Document | Output], states: Iterable[PathState]) -> None:
         for document in documents:
@@ -417,13 +473,12 @@ class Shell(Conditions):
         words: list[str] = []
         lines: list[int] = []
         mistakes: list[str] = []
-        is_declaring = False
+        is_declaring, prefix = False, True
         for word in node.words:
             if isinstance(word, Array):
                 items = Items(tuple(self.get_array(word, state)))
                 self.assign_items(word, items, state)
                 continue
-            prefix = not any(not ASSIGNMENT.fullmatch(text) for text in words)
             if (prefix or is_declaring) and _is_assignment(word):
                 text = self.join(word if prefix else replace(word, parts=tuple(self.open_braces(word.parts))), state)
                 texts = [text.replace('"', "") if word.mistake else text]  # the quotes of JSON that needs more of them
@@ -431,6 +486,7 @@ class Shell(Conditions):
                 texts = self.expand(word, state)
             is_declaring = is_declaring or (bool(texts) and not words and texts[0] in _DECLARING)
             words += texts
+            prefix = prefix and all(map(ASSIGNMENT.fullmatch, texts))
             lines += [word.line] * len(texts)
             mistakes += [word.mistake] * len(texts)
         self.grow(words)
@@ -452,7 +508,7 @@ class Shell(Conditions):
             rest = [self.mark(text, BY_SHELL, splits=True) if mistake else text for text, mistake in pairs]
         if name == "exec" and rest:
             self._reach(node, words, lines, mistakes, state)
-            state.flow = "exit"
+            state.flow = "exec"
             return None
         if name in state.functions:
             state.pending = "function", name, tuple(rest)
@@ -542,11 +598,13 @@ class Shell(Conditions):
 
     def _reach(self, node: Simple, words: list[str], lines: list[int], mistakes: list[str], state: PathState) -> None:
         found = self.reached.setdefault((id(node), state.turn), [])
+        self.count(node.line, _PER_EXPORT * len(state.exported))
         texts = tuple(state.get(text) for text in words)
         if len(found) < 4 * _MAX_TURNS:
             found.append(ReachedCommand(texts, tuple(lines), tuple(mistakes), state.copy(), node))
         version = find_installed(texts) or ("" if state.version else _find_requirements(texts))
         state.version = settle_release(state.version, version)
+        state.packages = {} if "activate" in texts[1:] else {**state.packages, **read_installation(texts)}
 
     def _do_builtin(self, name: str, rest: list[str], node: Simple, state: PathState) -> bool | None:
         if name in ("[", "test"):
@@ -593,6 +651,7 @@ class Shell(Conditions):
             state.pending = "eval", text, ()
             return
         file = self.holes.show(rest[0]) if rest else ""
+        state.packages = {} if file.endswith("activate") else state.packages
         if (written := state.files.get(normpath(file))) is not None:
             self._take_in("eval", [written], line, state)
         elif not _HARMLESS.search(file):
@@ -654,6 +713,12 @@ def _leave(name: str, rest: Sequence[str], state: PathState) -> bool | None:
     elif rest and is_known(rest[0]):
         return rest[0] == "0"
     return state.status
+
+
+def _begins_with_flag(node: Simple) -> bool:
+    """Say whether a command begins with a flag: the command above lost it."""
+    parts = next((word.parts for word in node.words if isinstance(word, ShellWord)), ())
+    return bool(parts) and isinstance(parts[0], Literal) and parts[0].text.startswith("--")
 
 
 def _next_turn(state: PathState) -> None:
@@ -734,30 +799,6 @@ def _find_set(name: str, rest: Sequence[str]) -> Iterator[str]:
         yield from (*rest[1:2], "OPTARG")
     else:
         yield from ([each for each in rest if NAME.fullmatch(each)] or ["REPLY", "MAPFILE"])
-
-
-def _find_assigned(node: Node, functions: Mapping[str, Function], seen: frozenset[str]) -> set[str] | None:
-    """Return the variables that commands may set, `@` for the arguments. None for any."""
-    names: set[str] = set()
-    for each in walk(node):
-        if isinstance(each, For) and each.name:
-            names.add(each.name)
-        elif isinstance(each, Arithmetic):
-            names |= set(NAME.findall(each.text))
-        elif isinstance(each, Simple):
-            plain = [word.plain if isinstance(word, ShellWord) else "" for word in each.words]
-            first = next((text for text in plain if text), "")
-            if first in ("eval", "source", "."):
-                return None
-            names |= set(_find_in_words(each))
-            names |= {"@"} if first in ("shift", "set") else set()
-            names |= set(_find_set(first, plain[1:])) if first in _SETTING else set()
-            if first in functions and first not in seen:
-                inner = _find_assigned(functions[first].body, functions, seen | {first})
-                if inner is None:
-                    return None
-                names |= inner
-    return {name for name in names if name == "@" or NAME.fullmatch(name)}
 
 
 def _find_in_words(node: Simple) -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal as OneOf
 
 from draftwise.core import InvalidSetup
@@ -239,7 +240,7 @@ _LOST = re.compile(r"\\[ \t]+\r?\n")
 _RESERVED = re.compile(
     r"(?:if|then|elif|else|fi|case|esac|for|while|until|do|done|function|\{|\}|!|\[\[)(?=[\s;&|()<>]|$)"
 )
-_CASE = re.compile(r"case\s[^\n]*?\sin(?=\s|$)")
+_CASE = re.compile(r"case\s[^\n]{0,1000}?\sin(?=\s|$)")
 _FOR = re.compile(r"for[ \t]+(?:([A-Za-z_]\w*)|\(\()")
 _FUNCTION = re.compile(
     r"(?:function[ \t]+([\w.:-]+)[ \t]*(?:\([ \t]*\))?|([A-Za-z_][\w.:-]*)[ \t]*\([ \t]*\))[ \t\n]*(?=[{(])"
@@ -293,13 +294,25 @@ class _Parser:
     text: str
     first_line: int
     pos: int = 0
-    newlines: list[int] = field(init=False)
+    newlines: list[int] = field(default_factory=list)
+    closed: dict[int, int] = field(default_factory=dict)
+    """Where a parenthesis opens -> where it closes; -1 for the text itself."""
     waiting: list[Document] = field(default_factory=list)
     num_documents: int = 0
     lost: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.newlines = [found.start() for found in re.finditer("\n", self.text)]
+        if self.closed:
+            return
+        opened: list[int] = []
+        self.closed[-1] = len(self.text)
+        for found in re.finditer(r"[()\n]", self.text):
+            if found[0] == "\n":
+                self.newlines.append(found.start())
+            elif found[0] == "(":
+                opened.append(found.start())
+            elif opened:
+                self.closed[opened.pop()] = found.start()
 
     def line_at(self, pos: int) -> int:
         """Return the number of the line that a position is in."""
@@ -311,7 +324,8 @@ class _Parser:
 
     def take(self, pattern: re.Pattern[str] | str) -> re.Match[str] | None:
         """Return what comes next, and go behind it, if it is of a pattern."""
-        found = re.compile(pattern).match(self.text, self.pos)
+        known = pattern if isinstance(pattern, re.Pattern) else re.compile(pattern)
+        found = known.match(self.text, self.pos)
         if found is not None:
             self.pos = found.end()
         return found
@@ -521,16 +535,12 @@ class _Parser:
 
     def read_arithmetic(self, begin: int) -> Arithmetic | None:
         """Read `((...))`, if that is what stands there."""
-        depth = 0
-        for found in re.compile(r"[()\n]").finditer(self.text, begin):
-            depth += {"(": 1, ")": -1}.get(found[0], 0)
-            if depth == 0 and found[0] == ")":
-                if self.text[found.start() - 1] != ")":
-                    return None
-                text = self.text[begin + 2 : found.start() - 1]
-                self.pos = found.end()
-                return Arithmetic(text, f"(({text}))", line=self.line_at(begin))
-        return None
+        end = self.closed.get(begin)
+        if end is None or self.text[end - 1] != ")":
+            return None
+        text = self.text[begin + 2 : end - 1]
+        self.pos = end + 1
+        return Arithmetic(text, f"(({text}))", line=self.line_at(begin))
 
     def read_test(self) -> Node:
         line = self.line_at(self.pos)
@@ -692,7 +702,7 @@ class _Parser:
                 break
             else:
                 self.read_piece(parts)
-        return None if self.pos == begin else ShellWord(tuple(parts), self.line_at(begin), mistake)
+        return None if self.pos == begin else ShellWord(tuple(_join_plain(parts)), self.line_at(begin), mistake)
 
     def read_piece(self, parts: list[Part]) -> None:
         """Read a quoted text, an expansion, an escape or plain text."""
@@ -708,11 +718,7 @@ class _Parser:
         elif self.at("$", "`"):
             self.read_expansion(parts, quoted=False)
         else:
-            text = self.take_text(_PLAIN)
-            if parts and isinstance(last := parts[-1], Literal) and not last.quoted:
-                parts[-1] = Literal(last.text + text)
-            else:
-                parts.append(Literal(text))
+            parts.append(Literal(self.take_text(_PLAIN)))
 
     def read_double_quotes(self, parts: list[Part]) -> None:
         opened, before = self.pos, len(parts)
@@ -772,7 +778,7 @@ class _Parser:
 
     def read_substitution(self, opened: int, begin: int, *, quoted: bool) -> Substitution:
         """Read the commands in parentheses that are run for their output."""
-        inner = _Parser(self.text, self.first_line, opened + 1)
+        inner = replace(self, pos=opened + 1, waiting=[], num_documents=0, lost=[])
         inner.read_commands(")")
         self.pos = min(inner.pos + 1, len(self.text))
         return Substitution(self.text[begin : self.pos], quoted, self.text[opened + 1 : inner.pos])
@@ -833,6 +839,13 @@ class _Parser:
 
     def unclosed(self, quote: str, pos: int) -> InvalidSetup:
         return refusal("unclosed-quote", quote=quote, line=self.line_at(pos))
+
+
+def _join_plain(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield the parts of a word, with its plain text in one piece."""
+    for is_plain, group in groupby(parts, lambda part: isinstance(part, Literal) and not part.quoted):
+        pieces = [*group]
+        yield from [Literal("".join(each.text for each in pieces if isinstance(each, Literal)))] if is_plain else pieces
 
 
 def _read_body(text: str, line: int) -> tuple[Part, ...]:

@@ -23,8 +23,8 @@ _ESCAPED = re.compile(r'\\(["\\$`\n])')
 _UNQUOTED_JSON = re.compile(r"""\{\s*["'\u201c\u201d\u2018\u2019]?\w+["'\u201c\u201d\u2018\u2019]?\s*:""")
 _JSON_IN_DOUBLE_QUOTES = re.compile(r'"\{\s*"\w')
 _JSON_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}]')
-_MAX_JSON = 20_000
-"""Longest text in which the end of JSON is looked for."""
+_MAX_JSON, _MAX_DEPTH = 20_000, 100
+"""Longest text in which the end of JSON is looked for, and the most braces that are open in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ def find_meant_json(text: str, pos: int) -> tuple[str, int, Mistake] | None:
     depth = 0
     for piece in _JSON_PIECE.finditer(text, begin, begin + _MAX_JSON):
         depth += {"{": 1, "}": -1}.get(piece[0], 0)
+        if depth > _MAX_DEPTH:
+            return None
         if depth == 0 and piece[0] == "}":
             end = piece.end()
             if mistake == "unquoted-json":

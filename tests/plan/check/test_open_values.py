@@ -1,0 +1,63 @@
+"""Values that a text leaves open: what does not depend on them is judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftwise.core import CheckOutcome
+from draftwise.plan.check import judge
+from draftwise.setups.read import read_setups
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+SPEC = f"--speculative-config '{NGRAM}'"
+NO_METHOD = "--speculative-config '" + NGRAM.replace("ngram", "ngrm") + "'"
+
+
+@pytest.mark.parametrize("flags", ["--port $PORT", "--port=${PORT}", "--uvicorn-log-level $LEVEL", "--api-key $KEY"])
+def test_a_value_that_no_rule_reads_leaves_the_rest_judged(flags: str) -> None:
+    (reading,) = read_setups(f"vllm serve Qwen/Qwen3-8B {flags} {SPEC}")
+    report = judge(reading)
+    assert report.outcome is CheckOutcome.ACCEPTED
+    assert ("value-open" in {each.code for each in report.findings}) == ("KEY" not in flags)
+    (reading,) = read_setups(f"vllm serve Qwen/Qwen3-8B {flags} {NO_METHOD}")
+    assert judge(reading).outcome is CheckOutcome.REJECTED
+
+
+def test_a_parser_of_tool_calls_that_a_rule_reads_is_asked_for() -> None:
+    flags = "--enable-auto-tool-choice --tool-call-parser $PARSER"
+    (reading,) = read_setups(f"vllm serve Qwen/Qwen3-8B {flags}", engine_version="0.33.0")
+    assert judge(reading).outcome is CheckOutcome.CANNOT_BE_JUDGED
+
+
+OPEN = [
+    "Qwen/Qwen3-8B --api-server-count $N --headless",
+    "$MODEL",
+    "Qwen/Qwen3-8B --max-num-seqs $N --max-model-len $LEN",
+    "Qwen/Qwen3-8B -tp $TP",
+    "$MODEL --dtype $TYPE",
+]
+
+
+@pytest.mark.parametrize("start", OPEN)
+def test_what_fails_for_every_value_is_rejected_and_nothing_is_accepted(start: str) -> None:
+    (reading,) = read_setups(f"vllm serve {start} {SPEC}")
+    assert judge(reading).outcome is CheckOutcome.CANNOT_BE_JUDGED
+    (reading,) = read_setups(f"vllm serve {start} {NO_METHOD}")
+    report = judge(reading)
+    assert report.outcome is CheckOutcome.REJECTED
+    assert {"unresolved-variable", "unknown-method"} <= {each.code for each in report.findings}
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ("-tp $TP --max-num-seqs 3 --enable-batch-sharded-sampling", "sharded-sampling-unfit"),  # not for TP 2
+        ("--max-model-len $LEN --max-num-batched-tokens 4096 --no-enable-chunked-prefill", "batch-below-context"),
+        ("--quantization $Q --gpu-memory-utilization 2", "config-value"),  # any text
+    ],
+)
+def test_what_only_some_values_meet_is_not_told(flags: str, code: str) -> None:
+    (reading,) = read_setups(f"vllm serve Qwen/Qwen3-8B {flags}", engine_version="0.33.0")
+    report = judge(reading)
+    assert report.outcome is CheckOutcome.CANNOT_BE_JUDGED
+    assert code not in {each.code for each in report.findings}
