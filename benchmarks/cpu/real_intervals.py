@@ -5,7 +5,8 @@
 Two `draftwise serve` of the bundle, plain and with a drafter, stay up. Each run draws prompts of its own from the same
 200 and measures for `--seconds`. What 95 % intervals should hold is the mean of all runs' logarithms: it is known a
 tenth as well as a run says of 100. RMS z is then 1 where they are as wide as runs differ. 1.96 is a z at their end.
-`--rows FILE` keeps every run there, and goes on after the last one. Runs without an interval are counted by reason.
+`--pairs` pairs of servers take turns at the runs, each on two cores of its own.
+`--rows FILE` keeps every run there, and goes on after them. Runs without an interval are counted by reason.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections import Counter
+from multiprocessing import Process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +27,8 @@ from provenance import provenance, write
 
 import draftwise
 from draftwise.core import DraftwiseError
+from draftwise.deciding.conclusions import gather_evidence
+from draftwise.runs import RunDirectory
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 SPECS = {
@@ -45,33 +50,48 @@ def run_one(plain: str, candidate: str, log: Path, seed: int, seconds: float) ->
                 out=Path(folder) / "run",
             )
             (each,) = result.decision.comparisons
+            (estimates,) = gather_evidence(RunDirectory(Path(folder) / "run").read()).estimates
         except (ValueError, DraftwiseError) as error:  # nothing was compared, or the time ran out
             return {"seed": seed, "verdict": str(error)[:80]}
-    found = each.deciding
+    found, by_prompt = each.deciding, estimates.ratios.speedup.log_by_prompt
     return {"seed": seed, "verdict": str(each.verdict), "reason": each.reason.code if each.reason else None,
-            "ratio": [found.value, found.low, found.high], "prompts": each.num_prompts}  # fmt: skip
+            "ratio": [found.value, found.low, found.high], "prompts": each.num_prompts,
+            "logs": [round(log, 4) for log in by_prompt.values()]}  # fmt: skip
+
+
+def run_pair(given: argparse.Namespace, pair: int, seeds: list[int]) -> None:
+    """Run these seeds on one pair of servers, and add each to the file of rows."""
+    if given.pairs > 1:
+        os.sched_setaffinity(0, {2 * pair, 2 * pair + 1})
+    spec = json.dumps({"method": given.method, **SPECS[given.method]})
+    log, model = BUNDLE / "heldout" / f"{given.workload}.jsonl", str(BUNDLE / "target")
+    with served(model, []) as plain, served(model, ["--speculative-config", spec]) as candidate:
+        for seed in seeds:
+            row = json.dumps({**run_one(plain, candidate, log, seed, given.seconds), "pair": pair})
+            print(row, flush=True)
+            with given.rows.open("a") as file:
+                file.write(row + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--pairs", type=int, default=1, help="pairs of servers at once")
     parser.add_argument("--method", choices=SPECS, default="eagle3")
     parser.add_argument("--workload", choices=("code", "prose", "rewrite"), default="code")
     parser.add_argument("--rows", type=Path, default=Path("real_intervals.jsonl"), help="finished runs, appended to")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    spec = json.dumps({"method": given.method, **SPECS[given.method]})
     given.rows.touch()
-    rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
-    log = BUNDLE / "heldout" / f"{given.workload}.jsonl"
-    model = str(BUNDLE / "target")
-    with served(model, []) as plain, served(model, ["--speculative-config", spec]) as candidate:
-        for seed in range(len(rows), given.runs):
-            rows.append(run_one(plain, candidate, log, seed, given.seconds))
-            print(json.dumps(rows[-1]), flush=True)
-            with given.rows.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+    done = {json.loads(line)["seed"] for line in given.rows.read_text().splitlines()}
+    left = [seed for seed in range(given.runs) if seed not in done]
+    pairs = [Process(target=run_pair, args=(given, pair, left[pair :: given.pairs])) for pair in range(given.pairs)]
+    for each in pairs:
+        each.start()
+    for each in pairs:
+        each.join()
+    rows = sorted(map(json.loads, given.rows.read_text().splitlines()), key=lambda row: int(row["seed"]))
     measured = [row["ratio"] for row in rows if "ratio" in row]
     logs, ends = np.log([ratio[0] for ratio in measured]), np.log([ratio[1:] for ratio in measured])
     truth = logs.mean()
@@ -79,7 +99,7 @@ def main() -> None:
     result = {
         "what": "intervals of real runs, each with a draw of its own, compared with the mean of all",
         "command": f"python benchmarks/cpu/real_intervals.py --runs {given.runs} --seconds {given.seconds:g} "
-        f"--method {given.method} --workload {given.workload}",
+        f"--pairs {given.pairs} --method {given.method} --workload {given.workload}",
         **provenance(),
         "truth": math.exp(truth),
         "rms_z": float(np.sqrt(np.mean(z**2))),

@@ -77,6 +77,16 @@ def test_a_doubt_comes_before_any_claim() -> None:
     assert judged(few).reason.code == "few-prompts"
 
 
+def test_one_prompt_that_comes_back_is_one_prompt() -> None:
+    run = run_of(1.6, prompts=40)
+    assert judged(run).verdict is Verdict.ADOPT
+    same = tuple(replace(each, text="the same") for each in run.plan.workloads[0].prompts)
+    workloads = (replace(run.plan.workloads[0], prompts=same),)
+    found = judged(replace(run, plan=replace(run.plan, workloads=workloads)))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert describe_reason(found.reason) == "rests on 1 prompt; at least 6 are needed"
+
+
 def test_a_gain_is_hardly_ever_called_none() -> None:
     found = [judged(run_of(1.12, spread=0.3, seed=seed, prompts=10)).verdict for seed in range(25)]
     assert found.count(Verdict.NO_GAIN) == 0

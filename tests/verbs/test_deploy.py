@@ -37,6 +37,9 @@ def test_a_config_is_taken_where_the_run_does_not_hold_it(candidate: Arm, tmp_pa
         return
     with pytest.raises(InvalidSetup, match="Give a speculative config"):
         draftwise.deploy(source, target=LLAMA, **given)
+    (served := tmp_path / "compose.yaml").write_text(f"services: {{a: {{command: vllm serve {LLAMA}}}}}\n")
+    with pytest.raises(InvalidSetup, match=r"does not hold the config of candidate 1\. Name it"):
+        draftwise.deploy(source, candidate=candidate.name, edit=served)
     made = draftwise.deploy(source, speculative_config=NGRAM, target=LLAMA, **given)
     assert '"num_speculative_tokens":5' in (tmp_path / "deploy" / "spec.yaml").read_text().replace(" ", "")
     assert any(each.startswith("The speculative config: you named it") for each in made.to_dict()["not_measured"])

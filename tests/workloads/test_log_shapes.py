@@ -418,9 +418,12 @@ def test_a_page_key_next_to_a_request_is_the_users_own() -> None:
     assert len(load("".join(json.dumps(row) + "\n" for row in rows)).prompts) == 2
 
 
-@pytest.mark.parametrize("row", ["a, b,c", "a", '"a'])
-def test_a_csv_row_of_another_width_is_named(row: str) -> None:
-    with pytest.raises(InvalidSetup, match=r"own\.csv:2 has .* where the header has 2"):
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [("a, b,c", "3 cells where the header has 2"), ("a", "1 cells where"), ('"a', "a quote out of place")],
+)
+def test_a_csv_row_that_cannot_be_split_is_named(row: str, what: str) -> None:
+    with pytest.raises(InvalidSetup, match=rf"own\.csv:2 has {what}"):
         load(f"prompt,response\n{row}\n", "own.csv")
 
 

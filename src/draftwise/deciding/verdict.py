@@ -190,8 +190,8 @@ def judge(
 
 def _find_doubt(found: ComparisonNumbers, findings: Sequence[Finding], thresholds: Thresholds) -> Reason | None:
     """Return why the numbers of a comparison may be wrong either way; None where nothing speaks for that."""
-    if (count := found.comparison.num_prompts) < FEWEST_PROMPTS:
-        return _reason(ReasonCode.FEW_PROMPTS, count=count, fewest=FEWEST_PROMPTS)
+    if found.distinct < FEWEST_PROMPTS:
+        return _reason(ReasonCode.FEW_PROMPTS, count=found.distinct, fewest=FEWEST_PROMPTS)
     lost, cell = found.lost, found.estimates.cell
     if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
         left = thresholds.blocks_left

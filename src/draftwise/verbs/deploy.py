@@ -315,6 +315,8 @@ def _read_run(path: Path, request: DeployRequest, version: str | None) -> tuple[
             refuse(f"The run knows the config of {name}: leave it out.", where="-sc")
         measured = replace(measured, spec=sources.read_spec(request.speculative_config)[0])
         gaps.append("The speculative config: you named it, and the run cannot prove it.")
+    elif measured.spec is None and request.edit is not None:
+        refuse(f"The run does not hold the config of {name}. Name it.", where="-sc")
     version, target = version or measured.engine_version, str(request.target or measured.target)
     setup = with_gpu(replace(measured, engine="vllm", engine_version=version, target=target), request.gpu)
     evidence = RunEvidence(

@@ -98,6 +98,7 @@ def test_readings_that_are_missing_or_absurd_break_no_check(good: Run, seed: int
             comparison=compared(interval(1.4, 1.5, 1.6)),
             estimates=replace(estimates, whole=cell, cell=cell),
             outlook=outlook,
+            distinct=len(cell.units),
         )
         for cell in make_cells(run)
     ]

@@ -364,6 +364,19 @@ def test_an_unknown_parser_leads_to_the_nearest_or_to_the_list(name: str, fix: s
     assert found.fix == fix
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--enable-auto-tool-choice --tool-call-parser own --tool-parser-plugin own.py",
+        "--reasoning-parser own --reasoning-parser-plugin own.py",
+    ],
+)
+def test_a_parser_that_only_a_plugin_may_have_is_not_accepted(flags: str) -> None:
+    report = judge(read_words(["vllm", "serve", "Qwen/Qwen3-8B", *flags.split()], engine_version="0.33.0"))
+    assert report.outcome is CheckOutcome.NOT_JUDGED
+    assert "refusal-waits" in {each.code for each in report.findings}
+
+
 @pytest.mark.parametrize(("version", "line", "is_async"), [
     ("0.33.0", "Qwen/Qwen3-8B", True),
     ("0.33.0", "Qwen/Qwen3-8B|--runner|pooling", False),

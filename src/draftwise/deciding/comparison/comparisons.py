@@ -170,6 +170,8 @@ class ComparisonNumbers:
     estimates: Estimates
     outlook: PowerOutlook
     """Power outlook of the deciding ratio."""
+    distinct: int
+    """Number of different prompts: a log may hold one many times."""
     pace: PaceDoubt | None = None
     """None if both servers kept their pace."""
     lost: PairLoss | None = None
@@ -439,11 +441,18 @@ def _compare(run: Run, estimates: Estimates, lost: Sequence[LostPair], threshold
         comparison=comparison,
         estimates=estimates,
         outlook=outlook,
+        distinct=_count_distinct(run, cell),
         pace=_find_doubt_of_pace(run, cell, _find_claim(ratios)),
         lost=_sum_up(lost, run, estimates.whole),
         order_break=_find_order_break(estimates),
         left=_find_why_left(run, comparison.key, estimates.done),
     )
+
+
+def _count_distinct(run: Run, cell: Cell) -> int:
+    asked = {unit[:2] for unit in cell.units}
+    prompts = [(each.name, prompt) for each in run.plan.workloads for prompt in each.prompts]
+    return len({prompt.content for name, prompt in prompts if (name, prompt.id) in asked})
 
 
 def _find_end(run: Run, key: tuple[str, str, str]) -> Settled | None:

@@ -341,9 +341,11 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
     name = context.given.get("reasoning_parser", None if is_spared else config.get("reasoning_parser"))
     if not name and not is_complete and "reasoning_config" in context.objects:
         yield from context.rules.ruling("reasoning-config-without-parser")
-    if not isinstance(name, str) or name.lower() in ("", "none") or "reasoning_parser_plugin" in context.on:
+    if not isinstance(name, str) or name.lower() in ("", "none") or not known or name in known:
         return
-    if known and name not in known:
+    if "reasoning_parser_plugin" in context.on:
+        yield from _wait_for_plugin(context, "reasoning_parser", name)
+    else:
         yield from context.rules.ruling("reasoning-parser-unknown", name=name)
 
 
@@ -351,15 +353,23 @@ def _find_tool_parser(context: Context) -> Iterator[Ruling]:
     name = context.given.get("tool_call_parser")
     if "enable_auto_tool_choice" not in context.on or not isinstance(name, str):
         return
-    if context.on & {"tool_parser_plugin", "headless"}:  # a headless node has no API server, which alone looks it up
-        return
     known = context.release.table("tool_parsers")
-    if known and name not in known:
-        from difflib import get_close_matches  # most calls name a known parser
+    if not known or name in known or "headless" in context.on:  # no API server, which alone looks it up
+        return
+    if "tool_parser_plugin" in context.on:
+        yield from _wait_for_plugin(context, "tool_call_parser", name)
+        return
+    from difflib import get_close_matches  # most calls name a known parser
 
-        near = get_close_matches(name, known)
-        fix = {"fix": f"Did you mean {' or '.join(near)}?"} if near else {}
-        yield from context.rules.ruling("tool-parser-unknown", name=name, **fix)
+    near = get_close_matches(name, known)
+    fix = {"fix": f"Did you mean {' or '.join(near)}?"} if near else {}
+    yield from context.rules.ruling("tool-parser-unknown", name=name, **fix)
+
+
+def _wait_for_plugin(context: Context, flag: str, name: str) -> Iterator[Ruling]:
+    """Yield that a parser which the release lacks may be the plugin's."""
+    needs, says = "the parsers that your plugin registers", f"invalid parser: {name}"
+    yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
 
 
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
