@@ -65,7 +65,8 @@ def run_pair(given: argparse.Namespace, pair: int, seeds: list[int]) -> None:
         os.sched_setaffinity(0, {2 * pair, 2 * pair + 1})
     spec = json.dumps({"method": given.method, **SPECS[given.method]})
     log, model = BUNDLE / "heldout" / f"{given.workload}.jsonl", str(BUNDLE / "target")
-    with served(model, []) as plain, served(model, ["--speculative-config", spec]) as candidate:
+    on_cpu = ["--device", "cpu"]
+    with served(model, on_cpu) as plain, served(model, [*on_cpu, "--speculative-config", spec]) as candidate:
         for seed in seeds:
             row = json.dumps({**run_one(plain, candidate, log, seed, given.seconds), "pair": pair})
             print(row, flush=True)

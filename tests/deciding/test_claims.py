@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.support.made_runs import Truth, arm, gains, make_run, workload
 
-from draftwise.core import Arm, CellLook, Comparison, Estimate, Origin, Run, Settled, Verdict
-from draftwise.deciding.conclusions import conclude_run, gather_evidence
+from draftwise.core import Arm, CellLook, Comparison, Estimate, Omission, Origin, Run, Settled, Verdict
+from draftwise.deciding.conclusions import conclude_run, find_early_end, gather_evidence
 from draftwise.reporting.sentences import describe_decision, describe_reason
 from draftwise.reporting.summary import summarise
 from draftwise.workloads import draw
@@ -98,6 +98,8 @@ def test_a_run_that_ends_before_its_time_says_that_nothing_was_left_to_ask(at_s,
     whole = workload(num_prompts=prompts)
     end = Estimate(at_s=at_s, done=24, ahead=0, left_s=0.0)
     run = replace(run, plan=replace(run.plan, workloads=(whole,), minutes=6.0), estimates=(end,))
+    late = Omission(what="the loads c=4", reason="only 0 s are left")
+    assert not list(find_early_end(replace(run, omissions=(late,))))
     codes = [each.code for each in conclude_run(run).decision.findings]
     assert ("ended-early" in codes) is is_said
 

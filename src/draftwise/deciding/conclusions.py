@@ -205,7 +205,7 @@ def find_early_end(run: Run) -> Iterator[Finding]:
     last, minutes = max(run.estimates, key=lambda each: each.at_s, default=None), run.plan.minutes
     if last is None or minutes is None or last.ahead or last.at_s >= _USED * 60 * minutes:
         return
-    if run.plan.one_at_a_time and run.omissions:
+    if any(not each.error for each in run.omissions):
         return  # what was left out for lack of time would use more of it
     asked = {(each.workload, each.prompt_id) for each in run.answers if each.measured}
     if all((each.name, prompt.id) in asked for each in run.plan.workloads for prompt in each.prompts):

@@ -596,7 +596,9 @@ class Sweep:
             self._progress.notice(Finding.info("result-so-far", text))
 
     def _leave_out(self, omission: Omission) -> None:
-        """Record and say what is not measured for lack of time."""
+        """Record and say what is not measured for lack of time, once."""
+        if omission in self._directory.read().omissions:
+            return
         self._directory.add(omission)
         self._progress.notice(Finding.info("left-out", f"Left out: {omission.what}: {omission.reason}."))
 
