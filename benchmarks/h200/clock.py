@@ -6,14 +6,18 @@ before any request ends, so the batch is full throughout. Both engines are drive
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["Frontend", "News", "Step", "first_tokens_s", "median_row", "run", "steady_row"]
+from cases import Case, prompts
+from shapes import Scale
+
+__all__ = ["Frontend", "News", "Step", "Timed", "first_tokens_s", "median_row", "run", "steady_row"]
 
 News = tuple[str, int, bool]
 """Request, how many tokens it got, and whether it has ended."""
@@ -100,3 +104,37 @@ def median_row(runs: Sequence[dict[str, float]], batch: int) -> dict[str, float 
 def first_tokens_s(start_s: float, steps: Sequence[Step], batch: int) -> float:
     """Return the seconds until every request had its first token."""
     return next(step.at_s for step in steps if step.started == batch) - start_s
+
+
+class Timed:
+    """The commands that time the open engine, the same for every engine."""
+
+    case: Case
+    frontend: Frontend | None = None
+
+    def __init__(self, scale: Scale) -> None:
+        self.scale = scale
+        self._rng = random.Random(7)
+
+    def row(self, *, batch: int, output_tokens: int, warm_tokens: int, repeats: int) -> dict[str, Any]:
+        """Return the row of a batch size."""
+        began = time.perf_counter()
+        self._run(batch, warm_tokens)  # the first of a batch size captures its graphs
+        warm_s = time.perf_counter() - began
+        runs = [self._run(batch, output_tokens) for _ in range(repeats)]
+        row = median_row([steady_row(start, steps, batch) for start, steps in runs], batch)
+        return row | {"warm_s": round(warm_s, 2)}
+
+    def first(self, *, batch: int, output_tokens: int, repeats: int) -> dict[str, Any]:
+        """Return the times until all of a batch had their first token."""
+        self._run(batch, output_tokens)
+        runs = [self._run(batch, output_tokens) for _ in range(repeats)]
+        return {"first_ms": [round(1e3 * first_tokens_s(*each, batch), 3) for each in runs]}
+
+    def new_prompts(self, batch: int) -> list[list[int]]:
+        """Return fresh prompts for the open case."""
+        return prompts(self.case, self.scale, batch, self._rng)
+
+    def _run(self, batch: int, output_tokens: int) -> tuple[float, list[Step]]:
+        assert self.frontend is not None, "open comes first"
+        return run(self.frontend, self.new_prompts(batch), output_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,7 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["Peer", "PeerError", "obey"]
+from cases import CASES
+from clock import Timed
+from shapes import SCALES, write_folders
+
+__all__ = ["Peer", "PeerError", "PeerSide", "obey"]
 
 Command = Callable[..., dict[str, Any]]
 
@@ -41,6 +46,29 @@ def obey(commands: dict[str, Command]) -> None:
             answer = {"error": f"{type(error).__name__}: {error}"[:600]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+class PeerSide(Timed):
+    """What the side of another engine is told when versus_vllm.py starts it; `open` is its own."""
+
+    open: Command
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(SCALES[args.scale])
+        self.case, self.loaded, self.synthetic = CASES[args.case], args.loaded, args.acceptance == "synthetic"
+        self.folders = write_folders(args.folders, self.scale, {self.case.drafter})
+
+    @classmethod
+    def obey(cls, about: str | None) -> None:
+        """Read the command line and carry out the parent's commands."""
+        parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--case", choices=CASES, required=True)
+        parser.add_argument("--scale", choices=SCALES, default="8b")
+        parser.add_argument("--folders", type=Path, required=True)
+        parser.add_argument("--loaded", type=Path, required=True, help="where loaded models may be noted")
+        parser.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
+        side = cls(parser.parse_args())
+        obey({name: getattr(side, name) for name in ("open", "row", "first")})
 
 
 class Peer:

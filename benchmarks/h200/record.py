@@ -131,8 +131,9 @@ def machine() -> dict[str, Any]:
 def about(args: argparse.Namespace) -> dict[str, Any]:
     """Return where and how the run of a comparison takes place."""
     found = machine()
-    if args.vllm_python:
-        found["command"] = found["command"].replace(args.vllm_python, "VLLM_PYTHON")
+    for kind in ("vllm", "sglang"):
+        if python := getattr(args, f"{kind}_python", None):
+            found["command"] = found["command"].replace(python, f"{kind.upper()}_PYTHON")
     synthetic = getattr(args, "token_acceptance", PER_TOKEN_ACCEPTANCE)
     found |= {"commit": args.commit, "scale": args.scale, "repeats": args.repeats}
     return found | {"acceptance": synthetic if args.acceptance == "synthetic" else "real"}

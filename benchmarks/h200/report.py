@@ -14,7 +14,8 @@ from shapes import SCALES, Scale
 
 __all__ = ["as_markdown", "draw", "lines", "merged", "number", "table"]
 
-OURS, VLLM = "draftwise", "vllm"
+OURS = "draftwise"
+PEERS = {"vllm": "vLLM", "sglang": "SGLang"}
 VLLM_MEMORY = Path(__file__).parent / "results" / "vllm_memory.json"
 _VLLM_MEMORY_NAMES = {"plain": "base"}
 _COPY_BYTES_PER_S = 4.27e12
@@ -40,12 +41,13 @@ def merged(paths: Sequence[Path]) -> Result:
 
 
 def lines(result: Result) -> Iterator[dict[str, Any]]:
-    """Yield a line for each case and batch size that our engine or vLLM was measured at."""
-    scale, rows = SCALES[result["about"]["scale"]], _by_key(result)
+    """Yield a line for each case and batch size that our engine or the other was measured at."""
+    scale, peer = SCALES[result["about"]["scale"]], _peer(result)
+    rows = {(row["engine"], row["case"], row["batch"]): row for row in result["rows"]}
     chains = {(each["case"], each["batch"]): each["ms"] for each in result["floor"].get("chains", ())}
     for name, case in CASES.items():
         for batch in sorted({batch for _, other, batch in rows if other == name}):
-            ours, vllm = rows.get((OURS, name, batch)), rows.get((VLLM, name, batch))
+            ours, vllm = rows.get((OURS, name, batch)), rows.get((peer, name, batch))
             line: dict[str, Any] = {"case": name, "batch": batch, "goal": scale.goal or case.goals.get(batch)}
             line["even_goal"] = case.break_even_goal if batch == 1 and scale.goal is None else None
             simulated = nominal_acceptance_length(case.k) if result["about"]["acceptance"] != "real" else None
@@ -54,7 +56,7 @@ def lines(result: Result) -> Iterator[dict[str, Any]]:
                 line[key] = row and row["ms_step"]
                 line[f"{key}_tokens_per_s"] = row and 1e3 * nominal * batch / row["ms_step"]
                 line[f"{key}_stray"] = bool(row) and abs(row["acceptance_length"] / nominal - 1) > _STRAY
-                plain = rows.get((OURS if key == "ours" else VLLM, "plain", batch))
+                plain = rows.get((OURS if key == "ours" else peer, "plain", batch))
                 line[f"{key}_break_even"] = row["ms_step"] / plain["ms_step"] if row and plain else None
             line["ratio"] = vllm["ms_step"] / ours["ms_step"] if ours and vllm else None
             if ours:
@@ -73,8 +75,9 @@ def floor_ms(result: Result, scale: Scale, name: str, batch: int, output_tokens:
     return 1e3 * num_bytes / bandwidth
 
 
-def _by_key(result: Result) -> dict[tuple[str, str, int], dict[str, Any]]:
-    return {(row["engine"], row["case"], row["batch"]): row for row in result["rows"]}
+def _peer(result: Result) -> str:
+    """Return which engine ours was measured beside."""
+    return next((row["engine"] for row in result["rows"] if row["engine"] != OURS), "vllm")
 
 
 def as_markdown(result: Result) -> str:
@@ -94,7 +97,8 @@ def table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence
 
 
 def _main_table(result: Result) -> str:
-    head = ("case", "B", "ms/step ours", "vLLM", "tokens/s ours", "vLLM", "ratio", "goal", "break-even ours", "vLLM")
+    peer = PEERS[_peer(result)]
+    head = ("case", "B", "ms/step ours", peer, "tokens/s ours", peer, "ratio", "goal", "break-even ours", peer)
     return table((*head, "of the bandwidth floor", "of the product chain"), [_cells(line) for line in lines(result)])
 
 
@@ -128,7 +132,7 @@ def _first_table(result: Result) -> str:
     first = {(r["engine"], r["case"], r["batch"], r["output_tokens"]): r["first_ms"] for r in result["first"]}
     plain_ms = statistics.median(first[OURS, "plain", 1, 8]) if (OURS, "plain", 1, 8) in first else None
     for name, batch, output in dict.fromkeys(key[1:] for key in first):
-        ours, vllm = (first.get((engine, name, batch, output)) for engine in (OURS, VLLM))
+        ours, vllm = (first.get((engine, name, batch, output)) for engine in (OURS, _peer(result)))
         ours_ms, vllm_ms = (statistics.median(each) if each else None for each in (ours, vllm))
         what = f"{batch} prompt{'s' * (batch > 1)} of {scale.length_of_prompts(batch)}" + (
             ", nothing more" if output == 1 else ""
@@ -139,7 +143,8 @@ def _first_table(result: Result) -> str:
         over_plain = number(ours_ms / plain_ms if ours_ms and plain_ms and output != 1 else None, 3)
         ratio = number(vllm_ms / ours_ms if ours_ms and vllm_ms else None, 3)
         found.append([name, what, number(ours_ms, 2), number(vllm_ms, 2), *speeds, ratio, over_plain])
-    head = ("case", "sent", "ms to all first tokens, ours", "vLLM", "prompt tokens/s ours", "vLLM", "ratio")
+    peer = PEERS[_peer(result)]
+    head = ("case", "sent", "ms to all first tokens, ours", peer, "prompt tokens/s ours", peer, "ratio")
     return table((*head, "ours over our plain"), found)
 
 
@@ -183,7 +188,10 @@ def draw(result: Result, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "crossover": (_crossover, "Tokens per second over vLLM without speculation, by batch size"),
-        "step_time": (_step_time, "Milliseconds of a step, by batch size"),
+        "step_time": (
+            lambda result: _figure(list(lines(result)), lambda line, engine: line[engine], "milliseconds a step"),
+            "Milliseconds of a step, by batch size",
+        ),
     }
     for name, (make, title) in figures.items():
         about = "A line for each method; the numbers are in versus_vllm.json."
@@ -201,10 +209,6 @@ def _crossover(result: Result) -> Any:
         return rate / base if rate and base else None
 
     return _figure(found, over_plain, "tokens/s over plain vLLM at the same batch")
-
-
-def _step_time(result: Result) -> Any:
-    return _figure(list(lines(result)), lambda line, engine: line[engine], "milliseconds a step")
 
 
 def _figure(found: list[dict[str, Any]], value: Callable[[dict[str, Any], str], float | None], label: str) -> Any:

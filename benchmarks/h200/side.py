@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
-import random
 import time
 from dataclasses import replace
 from typing import Any
 
 import torch
-from cases import CASES, PER_TOKEN_ACCEPTANCE, Case, prompts, settings_for, spec_config
-from clock import News, first_tokens_s, median_row, run, steady_row
+from cases import CASES, PER_TOKEN_ACCEPTANCE, Case, settings_for, spec_config
+from clock import News, Timed
 from shapes import Folders, Scale
 
 from draftwise import SamplingParams, __version__
@@ -60,8 +59,10 @@ class OurFrontend:
         return [(d.request_id, len(d.token_ids), d.finish_reason is not None) for d in deltas]
 
 
-class Side:
+class Side(Timed):
     """One engine at a time, opened for a case and asked for rows."""
+
+    frontend: OurFrontend | None
 
     def __init__(
         self,
@@ -72,23 +73,21 @@ class Side:
         synthetic: bool = True,
         acceptance: float = PER_TOKEN_ACCEPTANCE,
     ) -> None:
-        self._scale, self._folders, self._device = scale, folders, device
+        super().__init__(scale)
+        self._folders, self._device = folders, device
         self._drawn: dict[str, Any] = {"synthetic": synthetic, "acceptance": acceptance}
-        self._rng = random.Random(7)
-        self.case: Case
-        self.frontend: OurFrontend | None = None
 
     def open(self, *, case: str | Case, max_num_seqs: int, kv_bytes: int | None = None, **other: Any) -> dict[str, Any]:
         """Start an engine in place of the last one and return what it decided; without kv_bytes it takes its share."""
         self.close()
         start, left_bytes = time.perf_counter(), torch.cuda.memory_reserved() if self._device == "cuda" else 0
         self.case = CASES[case] if isinstance(case, str) else case
-        settings = settings_for(self._scale, self._folders, self._device, max_num_seqs=max_num_seqs, **other)
+        settings = settings_for(self.scale, self._folders, self._device, max_num_seqs=max_num_seqs, **other)
         config = EngineConfig.from_settings(kv_cache_memory_bytes=kv_bytes, **settings)
         spec = spec_config(self.case, self._folders, **self._drawn)
         engine = Engine(config, None if spec is None else SpecConfig.parse(json.dumps(spec)))
-        if self._scale.noise:
-            fill_with_noise(engine.runner.model, self._scale.noise)
+        if self.scale.noise:
+            fill_with_noise(engine.runner.model, self.scale.noise)
         self.frontend = OurFrontend(engine)
         gc.collect()
         gc.freeze()  # as the process of a server does: collecting objects of the start-up again pauses steps
@@ -110,28 +109,13 @@ class Side:
             torch.cuda.empty_cache()
         return {}
 
-    def row(self, *, batch: int, output_tokens: int, warm_tokens: int, repeats: int) -> dict[str, Any]:
-        """Return the row of a batch size."""
-        first = time.perf_counter()
-        self._run(batch, warm_tokens)  # the first of a batch size captures its graphs
-        warm_s = time.perf_counter() - first
-        runs = [self._run(batch, output_tokens) for _ in range(repeats)]
-        row = median_row([steady_row(start, steps, batch) for start, steps in runs], batch)
-        return row | {"warm_s": round(warm_s, 2)}
-
-    def first(self, *, batch: int, output_tokens: int, repeats: int) -> dict[str, Any]:
-        """Return the times until all of a batch had their first token."""
-        self._run(batch, output_tokens)
-        runs = [self._run(batch, output_tokens) for _ in range(repeats)]
-        return {"first_ms": [round(1e3 * first_tokens_s(*each, batch), 3) for each in runs]}
-
     def floor(self, *, batches: dict[str, list[int]]) -> dict[str, Any]:
         """Return the copy bandwidth and the time of each step's matrix products."""
         from floor_times import copy_bytes_per_s, product_chains_ms
 
         self.close()
         found = {"copy_bytes_per_s": round(copy_bytes_per_s()), "device": torch.cuda.get_device_name()}
-        found |= {"chains": list(product_chains_ms(self._scale, batches))}
+        found |= {"chains": list(product_chains_ms(self.scale, batches))}
         self.close()
         return found
 
@@ -140,7 +124,7 @@ class Side:
         from transformers_generate import generate_ms
 
         self.close()
-        found = generate_ms(self._folders.target, self._scale, output_tokens, device=self._device, static=static)
+        found = generate_ms(self._folders.target, self.scale, output_tokens, device=self._device, static=static)
         self.close()
         return found
 
@@ -149,11 +133,3 @@ class Side:
         import triton
 
         return {"torch": torch.__version__, "triton": triton.__version__, "draftwise": __version__}
-
-    def new_prompts(self, batch: int) -> list[list[int]]:
-        """Return fresh prompts for the open case."""
-        return prompts(self.case, self._scale, batch, self._rng)
-
-    def _run(self, batch: int, output_tokens: int) -> Any:
-        assert self.frontend is not None, "open comes first"
-        return run(self.frontend, self.new_prompts(batch), output_tokens)

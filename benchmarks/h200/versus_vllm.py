@@ -1,12 +1,13 @@
-"""The embedded engine next to vLLM on one GPU, in one run: same shapes, prompts, acceptance and clock.
+"""The embedded engine next to vLLM or SGLang on one GPU, in one run: same shapes, prompts, acceptance and clock.
 
     python benchmarks/h200/versus_vllm.py run --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
     python benchmarks/h200/versus_vllm.py table OUT/versus_vllm.json [MORE.json ...]
     python benchmarks/h200/versus_vllm.py plot OUT/versus_vllm.json --svg benchmarks/h200/results
 
-PYTHON is a command line that starts a Python with vLLM. The engines of one wave stand side by side on the card,
-and one of them works at a time. Every row is written the moment it is measured; a run that is given an earlier result
-with --resume leaves out the rows that it holds. README.md says how the time is spent.
+PYTHON is a command line that starts a Python with vLLM; --sglang-python takes one with SGLang in its place. The engines
+of one wave stand side by side on the card, and one of them works at a time. Every row is written the moment it is
+measured; a run that is given an earlier result with --resume leaves out the rows that it holds. README.md says how the
+time is spent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from record import Record, about, command_line, result_file
 from shapes import SCALES, write_folders
 
 HERE = Path(__file__).parent
-OURS, VLLM = "draftwise", "vllm"
+OURS = "draftwise"
 RESULT = "versus_vllm.json"
 LARGE_OUTPUT_TOKENS = 128
 WARM_TOKENS = 24
@@ -50,8 +51,11 @@ class Session:
         self.record = Record(args.out / RESULT, about(args), resumed)
         self.folders = args.folders / args.scale
         self.cases = [name for name in CASES if name in args.cases]
+        self.waves = {name: CASES[name].wave if len(self.cases) > 3 else 1 for name in self.cases}
         write_folders(self.folders, self.scale, {CASES[name].drafter for name in self.cases})
-        self.vllm: dict[str, Peer] = {}
+        self.peer = "sglang" if args.sglang_python else "vllm"
+        self.python = args.sglang_python or args.vllm_python
+        self.peers: dict[str, Peer] = {}
         self.failures = Counter[str]()
         """How often our side failed at a case; it is given up after MOST_FAILURES."""
 
@@ -66,7 +70,7 @@ class Session:
     def run(self) -> None:
         """Measure everything, wave by wave, until it is done or the time is over."""
         self.ours = self._start_ours()
-        waves = self._waves()
+        waves = sorted(set(self.waves.values()))
         try:
             for i, wave in enumerate(waves):
                 if names := self._wanted(wave):
@@ -74,37 +78,34 @@ class Session:
             self._measure_capacity()
             self._measure_transformers()
         finally:
-            for peer in [self.ours, *self.vllm.values()]:
+            for peer in [self.ours, *self.peers.values()]:
                 peer.close()
         print(f"[{self.elapsed():.0f} s] done", flush=True)
 
     def start(self) -> None:
         """Let vLLM's engines of the first wave start; wait for them in `ready`."""
-        for name in self._wanted(self._waves()[0]):
-            self._start_vllm(name)
+        for name in self._wanted(min(self.waves.values())):
+            self._start_peer(name)
 
     def ready(self) -> None:
         """Wait for the engines that `start` began."""
-        self._await_vllm()
-
-    def _waves(self) -> list[int]:
-        return sorted({CASES[name].wave for name in self.cases})
+        self._await_peers()
 
     def _wanted(self, wave: int) -> list[str]:
-        return [name for name in self.cases if CASES[name].wave == wave and self._wants_anything(name)]
+        return [name for name in self.cases if self.waves[name] == wave and self._wants_anything(name)]
 
     def _run_wave(self, names: list[str], *, later_s: float) -> None:
         """Start the vLLM engines of these cases together, then measure case by case, both engines in turn."""
-        if self.left() < (30 if self.vllm else 120):
+        if self.left() < (30 if self.peers else 120):
             self.record.note(f"out of time before {names}")
             return
-        started = set(self.vllm)
-        for name in names if self.args.vllm_python else ():
+        started = set(self.peers)
+        for name in names if self.python else ():
             if name not in started:
-                self._start_vllm(name)
+                self._start_peer(name)
         self._warm_ours(names)
         if not started:
-            self._await_vllm()
+            self._await_peers()
         self._measure_floor()
         for name in names:
             if self.failures[name] < MOST_FAILURES:
@@ -119,12 +120,12 @@ class Session:
                     self.record.note(f"out of time before {name} at batch {batch}")
                 if batch == sizes[0][0]:
                     self._measure_first(name)
-            if name in self.vllm:  # its cache and weights leave the card to the cases that follow
-                self.vllm.pop(name).close()
+            if name in self.peers:  # its cache and weights leave the card to the cases that follow
+                self.peers.pop(name).close()
         print(f"[{self.elapsed():.0f} s] wave {names} done", flush=True)
 
     def _wants_anything(self, name: str) -> bool:
-        engines = (OURS, VLLM) if self.args.vllm_python else (OURS,)
+        engines = (OURS, self.peer) if self.python else (OURS,)
         batches = list(self.args.batches or self.scale.batches)
         if CASES[name].to_large_batches and not self.args.no_large:
             batches += self.scale.large_batches
@@ -136,16 +137,16 @@ class Session:
         command += ["--acceptance", self.args.acceptance]
         return Peer(OURS, command, log=self.args.out / "draftwise.log")
 
-    def _start_vllm(self, name: str) -> None:
-        command = [*shlex.split(self.args.vllm_python), str(HERE / "vllm_side.py"), "--case", name]
+    def _start_peer(self, name: str) -> None:
+        command = [*shlex.split(self.python), str(HERE / f"{self.peer}_side.py"), "--case", name]
         command += ["--scale", self.args.scale, "--folders", str(self.folders), "--acceptance", self.args.acceptance]
         command += ["--loaded", str(self.folders / f"loaded-{os.getpid()}-{name}.jsonl")]
-        self.vllm[name] = Peer(f"{VLLM} {name}", command, log=self.args.out / f"vllm-{name}.log")
-        self.vllm[name].tell("open", **self._sizes(name))
+        self.peers[name] = Peer(f"{self.peer} {name}", command, log=self.args.out / f"{self.peer}-{name}.log")
+        self.peers[name].tell("open", **self._sizes(name))
 
     def _warm_ours(self, names: list[str]) -> None:
         """Run every case and batch size of ours once while vLLM starts, so that all kernels are compiled."""
-        for name in names if self.vllm else ():
+        for name in names if self.peers else ():
             self._open_ours(name)
             for batch in self.args.batches or self.scale.batches:
                 if self.failures[name] >= MOST_FAILURES:
@@ -155,18 +156,18 @@ class Session:
                 except PeerError as error:
                     self._restart_ours(error, name)
 
-    def _await_vllm(self) -> None:
+    def _await_peers(self) -> None:
         """Wait until the wave has started; an engine that fails is left out, with a note."""
         began = time.monotonic()
-        for name, peer in list(self.vllm.items()):
+        for name, peer in list(self.peers.items()):
             try:
                 waited = time.monotonic() - began
                 opened = peer.answer(max(5.0, min(START_S - waited, self.left() - 30)))
-                self.record.content["engines"][f"{VLLM} {name}"] = opened
+                self.record.content["engines"][f"{self.peer} {name}"] = opened
             except PeerError as error:
                 self.record.note(str(error))
-                self.vllm.pop(name).close()
-        print(f"[{self.elapsed():.0f} s] started {list(self.vllm)} in {time.monotonic() - began:.0f} s", flush=True)
+                self.peers.pop(name).close()
+        print(f"[{self.elapsed():.0f} s] started {list(self.peers)} in {time.monotonic() - began:.0f} s", flush=True)
 
     def _sizes(self, name: str) -> dict[str, int]:
         """Return how many sequences an engine must hold, and the bytes of keys and values for them."""
@@ -225,7 +226,7 @@ class Session:
 
     def _peers(self, name: str) -> list[tuple[str, Peer]]:
         """Return the engines that can be measured at a case."""
-        found = [(VLLM, self.vllm[name])] if name in self.vllm else []
+        found = [(self.peer, self.peers[name])] if name in self.peers else []
         return found if self.failures[name] >= MOST_FAILURES else [*found, (OURS, self.ours)]
 
     def _note_failure(self, name: str, peer: Peer, error: PeerError) -> None:
@@ -233,7 +234,7 @@ class Session:
             self._restart_ours(error, name)
         else:
             self.record.note(str(error))
-            self.vllm.pop(name).close()
+            self.peers.pop(name).close()
 
     def _restart_ours(self, error: PeerError, name: str = "") -> None:
         """Note that our side failed and start it afresh at the same case: a CUDA error would spoil all that follows."""
@@ -297,7 +298,7 @@ def run_scales(args: argparse.Namespace) -> None:
     for scale in args.scale:
         out = args.out / scale if len(args.scale) > 1 else args.out
         sessions.append(Session(argparse.Namespace(**(vars(args) | {"scale": scale, "out": out})), began))
-    if len(sessions) > 1 and args.vllm_python:
+    if len(sessions) > 1 and sessions[0].python:
         for step in (Session.start, Session.ready):
             for session in sessions:
                 step(session)
@@ -310,9 +311,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     run = modes.add_parser("run", help="measure")
-    run.add_argument(
-        "--vllm-python", type=command_line, help="command line of a Python with vLLM; left out: our engine alone"
-    )
+    peer = run.add_mutually_exclusive_group()  # without one: our engine alone
+    peer.add_argument("--vllm-python", type=command_line, help="command line of a Python with vLLM")
+    peer.add_argument("--sglang-python", type=command_line, help="command line of a Python with SGLang")
     run.add_argument("--out", type=Path, required=True, help="folder for versus_vllm.json and the engines' logs")
     run.add_argument("--commit", default="unknown", help="git commit that is measured")
     run.add_argument("--seconds", type=float, default=560, help="deadline")

@@ -9,19 +9,16 @@ output matrix, four times as large as its own. So the format is one of this file
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import random
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cases import CASES, prompts, spec_config
-from clock import News, first_tokens_s, median_row, run, steady_row
-from peer import obey
-from shapes import SCALES, write_folders
+from cases import spec_config
+from clock import News
+from peer import PeerSide
 from vllm.model_executor.model_loader import get_model_loader, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -71,38 +68,32 @@ class VllmFrontend:
         return [(out.request_id, len(out.outputs[0].token_ids), out.finished) for out in self._engine.step()]
 
 
-class Side:
+class Side(PeerSide):
     """The commands."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._case, self._scale = CASES[args.case], SCALES[args.scale]
-        self._folders = write_folders(args.folders, self._scale, {self._case.drafter})
-        self._synthetic = args.acceptance == "synthetic"
-        self._rng = random.Random(7)
-        os.environ |= {"LOADED_MODELS": str(args.loaded), "TARGET_NOISE": str(self._scale.noise)}
 
     def open(self, *, max_num_seqs: int, kv_bytes: int) -> dict[str, Any]:
         """Start the engine and return what it decided."""
         start = time.perf_counter()
+        os.environ |= {"LOADED_MODELS": str(self.loaded), "TARGET_NOISE": str(self.scale.noise)}
         import vllm
 
         llm = vllm.LLM(
-            model=str(self._folders.target),
+            model=str(self.folders.target),
             load_format=LOAD_FORMAT,
             skip_tokenizer_init=True,
-            max_model_len=self._scale.max_model_len,
+            max_model_len=self.scale.max_model_len,
             max_num_seqs=max_num_seqs,
             dtype="bfloat16",
             enable_prefix_caching=False,
             disable_log_stats=False,
             generation_config="vllm",
-            speculative_config=spec_config(self._case, self._folders, synthetic=self._synthetic),
+            speculative_config=spec_config(self.case, self.folders, synthetic=self.synthetic),
             kv_cache_memory_bytes=kv_bytes,
             gpu_memory_utilization=0.1,  # not used for the cache; checked against what is free
             seed=0,
-            **self._scale.engine,
+            **self.scale.engine,
         )
-        self._frontend = VllmFrontend(llm)
+        self.frontend = VllmFrontend(llm)
         config = llm.llm_engine.vllm_config
         loaded = [json.loads(line) for line in Path(os.environ["LOADED_MODELS"]).read_text().splitlines()]
         return {
@@ -119,31 +110,6 @@ class Side:
             "kv_tokens": (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         }
 
-    def row(self, *, batch: int, output_tokens: int, warm_tokens: int, repeats: int) -> dict[str, Any]:
-        """Return the row of a batch size."""
-        runs = [self._run(batch, tokens) for tokens in [warm_tokens, *[output_tokens] * repeats]][1:]
-        return median_row([steady_row(start, steps, batch) for start, steps in runs], batch)
-
-    def first(self, *, batch: int, output_tokens: int, repeats: int) -> dict[str, Any]:
-        """Return the times until all of a batch had their first token."""
-        self._run(batch, output_tokens)
-        runs = [self._run(batch, output_tokens) for _ in range(repeats)]
-        return {"first_ms": [round(1e3 * first_tokens_s(*each, batch), 3) for each in runs]}
-
-    def _run(self, batch: int, output_tokens: int) -> Any:
-        return run(self._frontend, prompts(self._case, self._scale, batch, self._rng), output_tokens)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, required=True)
-    parser.add_argument("--scale", choices=SCALES, default="8b")
-    parser.add_argument("--folders", type=Path, required=True)
-    parser.add_argument("--loaded", type=Path, required=True, help="where loaded models are noted")
-    parser.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
-    side = Side(parser.parse_args())
-    obey({name: getattr(side, name) for name in ("open", "row", "first")})
-
 
 if __name__ == "__main__":
-    main()
+    Side.obey(__doc__)

@@ -136,7 +136,8 @@ def gpu_prior(gpu: Gpu, *, fast_arithmetic: bool = False) -> Prior:
 def cpu_prior() -> Prior:
     """Return orders of magnitude for a CPU; a calibration decides.
 
-    The cost of more rows was measured with 4-bit weights (benchmarks/cpu/packed_rows.py): 4 rows take 1.31 times one.
+    The cost of more rows was measured with 4-bit weights (benchmarks/cpu/results/packed_rows.json): 4 rows take 1.31
+    times one.
     """
     constants = Constants(
         step_s=1e-3,
