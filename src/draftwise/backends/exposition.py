@@ -32,6 +32,8 @@ _QUOTED = re.compile(r'^\{"([^"\\]+)"\s*,?\s*', re.MULTILINE)
 """Prometheus 3 writes names with dots in quotation marks, as the first label."""
 _DEEP = re.compile(r'^\S*per_pos[^\n]*\bposition="\d{3,}"[^\n]*\n?', re.MULTILINE)
 """Draft positions from 100 on, which are left out: a page with thousands of them is read in bounded time."""
+_DEEP_POSITION = re.compile(r'position="\d{3}')
+"""Without it on a page there is no deep position: a server is scraped all the time, and its pages are long."""
 _KINDS: Mapping[str, Mapping[str, str]] = {
     "ended": {"abort": "aborted", "error": "failed", "length": "capped", "repetition": "capped"},
     "answered": {"4": "refused", "5": "broken"},
@@ -377,7 +379,9 @@ def _is_number(label: str, *, digits: int = 8) -> bool:
 
 def tidy_page(text: str) -> str:
     """Return a page on which names with dots stand in front of their labels, with the first 100 draft positions."""
-    return _QUOTED.sub(r"\1{", _DEEP.sub("", text))
+    if _DEEP_POSITION.search(text):
+        text = _DEEP.sub("", text)
+    return _QUOTED.sub(r"\1{", text) if '{"' in text else text
 
 
 def _list_lines(text: str) -> Iterator[tuple[str, str]]:
