@@ -158,7 +158,7 @@ def releases(topic: str | None = None) -> tuple[Release, ...]:
 
 def forget_added() -> None:
     """Forget the added releases read so far, after one was added or removed."""
-    for function in (get_release, releases, _rows, _table, _values):
+    for function in (get_release, releases, _rows, _rows_by_key, _table, _values):
         function.cache_clear()
 
 
@@ -171,7 +171,7 @@ def topics() -> tuple[str, ...]:
 
 def all_keys(topic: str) -> tuple[str, ...]:
     """Return every key that any release has, in the order of the topic's rows; KeyError for an unknown topic."""
-    return tuple(dict.fromkeys(row.key for row in _rows(topic)))
+    return tuple(_rows_by_key(topic))
 
 
 def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
@@ -187,13 +187,20 @@ def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
             value=row.value,
             source=_cite(row),
         )
-        for row in (_shipped_rows if shipped else _rows)(topic)
-        if row.key == key
+        for row in _rows_by_key(topic, shipped=shipped).get(key, ())
     )
 
 
 def _cite(row: SpanRow) -> str:
     return f"vLLM {row.since}, {row.source}"
+
+
+@cache
+def _rows_by_key(topic: str, *, shipped: bool = False) -> Mapping[str, list[SpanRow]]:
+    found: dict[str, list[SpanRow]] = {}
+    for row in (_shipped_rows if shipped else _rows)(topic):
+        found.setdefault(row.key, []).append(row)
+    return found
 
 
 @cache

@@ -54,7 +54,7 @@ def find_messages(text: str, *, most: int = 8) -> tuple[KnownMessage, ...]:
     parts = {template: part for template, part in _parts().items() if part in lowered}
     taken = [template for template in parts if _pattern(template).search(squeezed) is not None]
     if not taken:
-        starts = {template: start for template in all_keys(_TOPIC) if (start := _start(template)) and start in lowered}
+        starts = {template: start for template, start in _starts().items() if start in lowered}
         lines = dict.fromkeys([lowered, *map(_squeeze, text.lower().splitlines())])
         shown = dict.fromkeys((*parts.items(), *starts.items()))
         taken = [each for each, part in shown if any(part in line and _holds_part(line, each) for line in lines)]
@@ -98,10 +98,11 @@ def _describe(template: str) -> KnownMessage:
     )
 
 
-def _start(template: str) -> str:
-    """Return the text in front of a message's first value, in lower case; empty if it says too little."""
-    first = _squeeze(template).partition("{}")[0].strip().lower()
-    return first if sum(map(str.isalpha, first)) >= _FIRST else ""
+@cache
+def _starts() -> Mapping[str, str]:
+    """Return each message with the text in front of its first value, in lower case, if that says enough."""
+    starts = {template: _squeeze(template).partition("{}")[0].strip().lower() for template in all_keys(_TOPIC)}
+    return {template: start for template, start in starts.items() if sum(map(str.isalpha, start)) >= _FIRST}
 
 
 def _holds_part(line: str, template: str) -> bool:

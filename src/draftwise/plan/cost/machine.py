@@ -179,15 +179,18 @@ class DecodeBatch:
         """Return the bytes of keys and values that one step reads on each GPU."""
         per_sequence = sum(
             values * min(self.context, window or self.context)
-            for values, window in _kept_by_layer(shape, tensor_parallel_size)
+            for values, window in _kept_by_window(shape, tensor_parallel_size)
         )
         return float(self.sequences * per_sequence * bytes_per_value)
 
 
 @cache
-def _kept_by_layer(shape: ModelShape, tensor_parallel_size: int) -> tuple[tuple[int, int | None], ...]:
-    """Return how many values of a token each layer keeps on each GPU, and its window. Asked for in every step."""
-    return tuple((layer.values_per_rank(tensor_parallel_size), layer.window) for layer in shape.kv_layers())
+def _kept_by_window(shape: ModelShape, tensor_parallel_size: int) -> tuple[tuple[int, int | None], ...]:
+    """Return how many values of a token the layers of each window keep on each GPU. Asked for in every step."""
+    kept: dict[int | None, int] = {}
+    for layer in shape.kv_layers():
+        kept[layer.window] = kept.get(layer.window, 0) + layer.values_per_rank(tensor_parallel_size)
+    return tuple((values, window) for window, values in kept.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
