@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
-import textwrap
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -151,14 +150,37 @@ def field_texts(kind: type) -> dict[str, str]:
     """Return the docstrings of a class's fields, those of its bases included."""
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):
-        if is_dataclass(each):
-            with suppress(OSError):  # made at run time: without a source
-                texts |= _attribute_texts(ast.parse(textwrap.dedent(inspect.getsource(each))).body[0])
+        if is_dataclass(each):  # one that is made at run time is without a source
+            node = _classes_of(each.__module__).get(each.__qualname__)
+            texts |= {} if node is None else _attribute_texts(node)
     return texts
 
 
-def _attribute_texts(node: ast.stmt) -> Iterator[tuple[str, str]]:
-    assert isinstance(node, ast.ClassDef)
+@cache
+def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
+    """Return the classes that a module's source defines, by qualified name."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):  # TypeError: built in
+        return {}
+    found: dict[str, ast.ClassDef] = {}
+
+    def collect(node: ast.AST, owner: str) -> None:
+        for inner in ast.iter_child_nodes(node):
+            name = owner
+            if isinstance(inner, ast.ClassDef):
+                found.setdefault(owner + inner.name, inner)
+                name = f"{owner}{inner.name}."
+            elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{owner}{inner.name}.<locals>."
+            if not isinstance(inner, ast.expr):
+                collect(inner, name)
+
+    collect(tree, "")
+    return found
+
+
+def _attribute_texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for before, after in zip(node.body, node.body[1:], strict=False):
         if (
             isinstance(before, ast.AnnAssign)

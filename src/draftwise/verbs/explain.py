@@ -59,7 +59,9 @@ def find_alert(name: str) -> Iterator[Explanation]:
 
 
 def find_key(name: str) -> Iterator[Explanation]:
-    """Yield each meaning of a key in the verbs' JSON. Imports every verb."""
+    """Yield each meaning of a key in the verbs' JSON. Imports every verb, for what can be the name of a field."""
+    if not name.replace(" ", "_").isidentifier():
+        return
     meanings: dict[str, list[str]] = {}
     for row, schema in _schemas().items():
         for owner, own in (("", schema), *schema.get("definitions", {}).items()):
