@@ -71,7 +71,7 @@ def test_an_open_loop_waits_for_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(1, 12))
 def test_one_empty_answer_before_the_first_turn_ends_nothing(tmp_path: Path, number: int) -> None:
-    run, _ = measure(tmp_path / "run", empty=(number,))
+    run, _ = measure(tmp_path / "run", plan=make_plan(), empty=(number,))
     assert conclude_run(run).decision.comparisons[0].verdict is Verdict.ADOPT
 
 
@@ -200,7 +200,7 @@ def test_outputs_that_differ_are_asked_for_again_before_they_are_called_differen
 @pytest.mark.parametrize("name", ["plain", "candidate 1"])
 @pytest.mark.parametrize("first", [12, 20, 26])
 def test_a_restart_before_the_first_turn_is_waited_for_too(tmp_path: Path, name: str, first: int) -> None:
-    plan = make_plan(workloads=LONG)
+    plan = make_plan(workloads=(make_workload(num_prompts=20),))
     arms = (replace(arm, url=f"http://10.0.0.{n}:8000") for n, arm in enumerate(plan.arms, 1))
     plan, progress = replace(plan, arms=tuple(arms)), Recorder()
     session = make_session(tmp_path / "run", plan, (PLAIN, FASTER), progress=progress, budget_s=400.0)
