@@ -53,6 +53,24 @@ RAW = (
 )
 
 
+class _Joined(bytes):
+    """A piece that tells how many bytes it was appended to."""
+
+    total = 0
+
+    def __radd__(self, other: bytes) -> bytes:
+        _Joined.total += len(other)
+        return bytes(other) + bytes(self)
+
+
+def test_the_pieces_of_a_long_event_are_joined_once_however_many_there_are() -> None:
+    """25 MB of prompt token ids in pieces of 16 KiB took minutes in which neither the deadline nor Ctrl-C was seen."""
+    whole = completion("a", token_ids=[1], prompt_token_ids=list(range(20_000)))
+    response = read(*(_Joined(whole[start : start + 64]) for start in range(0, len(whole), 64)), DONE)
+    assert (response.text, len(response.prompt_token_ids)) == ("a", 20_000)
+    assert _Joined.total <= 2 * len(whole)
+
+
 @given(cuts=st.lists(st.integers(0, len(RAW)), max_size=8))
 def test_events_cut_anywhere_and_line_separators_inside_text_survive(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(RAW)]

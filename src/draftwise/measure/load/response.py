@@ -146,12 +146,17 @@ def _events(received: Iterable[Piece]) -> Iterator[tuple[float, bytes]]:
 
     One piece may hold several events, or a part of one; lines end with LF or CRLF, comments begin with a colon.
     """
-    rest, time = b"", 0.0
+    # (The first event of a long prompt, with its token ids, has megabytes in pieces of a few KiB: join them once.)
+    parts, time = list[bytes](), 0.0
     for time, piece in received:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (payload := line[5:].strip()) != b"[DONE]":
-                yield time, payload
+        parts.append(piece)
+        if b"\n" in piece:
+            *lines, rest = b"".join(parts).split(b"\n")
+            parts = [rest]
+            for line in lines:
+                if line.startswith(b"data:") and (payload := line[5:].strip()) != b"[DONE]":
+                    yield time, payload
+    rest = b"".join(parts)
     if rest.startswith(b"data:") and (payload := rest[5:].strip()) not in (b"", b"[DONE]"):
         yield time, payload
 
