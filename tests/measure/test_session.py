@@ -73,6 +73,23 @@ def test_prompts_are_asked_in_their_order_until_the_time_is_over(tmp_path: Path)
     assert again == asked[: len(again)]
 
 
+@pytest.mark.parametrize("context", [2, 4096])
+def test_what_cannot_fit_the_smallest_context_is_asked_of_no_server_and_told(tmp_path: Path, context: int) -> None:
+    work = make_workload(num_prompts=8)
+    long = Prompt(id="log:5", text="a b " * 2_000_000, max_tokens=8)
+    work = replace(work, prompts=(*work.prompts[:4], long, *work.prompts[4:]), population=18)
+    progress = Recorder()
+    scripts = [replace(PLAIN, max_model_len=10**9), replace(FASTER, max_model_len=context)]
+    session = make_session(tmp_path / "run", make_plan(workloads=(work,), repeats=1), scripts, progress=progress)
+    virtual_time.run(session.run())
+    run = RunDirectory(tmp_path / "run").read()
+    said = f"1 of 9 prompts do not fit into the server's context of {context:,} tokens: log:5"
+    assert f"Left out of code: {said}." in "\n".join(progress.told)
+    (kept,) = run.plan.workloads
+    assert (said in kept.description, kept.population) == (True, 16)
+    assert {each.prompt_id for each in run.answers} == {f"code-{i}" for i in range(8)}
+
+
 def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Path) -> None:
     session = make_session(tmp_path / "run", make_plan(repeats=1), (PLAIN, FASTER))
     virtual_time.run(session.run())

@@ -7,13 +7,14 @@ import lzma
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.loaded import load_workload
 
-from draftwise.core import InvalidSetup, Severity, Workload
-from draftwise.workloads import BUNDLED, load_workloads, read_prompts, tell_left_out
+from draftwise.core import InvalidSetup, Prompt, Severity, Workload
+from draftwise.workloads import BUNDLED, keep_fitting, load_workloads, read_prompts, tell_left_out
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -308,3 +309,34 @@ def test_faults_among_rows_that_are_not_drawn_stop_nothing(tmp_path: Path) -> No
     path = Path(numbered(tmp_path, 30_000, time=0))
     path.write_text(path.read_text() + "\n" + "}\n" * 5)
     assert len(load_workload(str(path)).prompts) == 10_000
+
+
+def test_what_surely_does_not_fit_a_context_is_left_out_and_what_may_fit_stays() -> None:
+    """Without a tokenizer only the characters tell: a megabyte cannot be 1,000 tokens, 100,000 spaces can."""
+    texts = {"short": "a", "spaces": " " * 100_000, "long": "a b " * 300_000}
+    image = [{"type": "image_url", "image_url": {"url": "data:," + "A" * 3_000_000}}, {"type": "text", "text": "What?"}]
+    prompts = [Prompt(id=name, text=text, max_tokens=1) for name, text in texts.items()]
+    prompts.append(Prompt(id="image", messages=({"role": "user", "content": image},), max_tokens=1))
+    whole = Workload(name="own", source="own.jsonl", prompts=tuple(prompts), population=8)
+    kept, said = keep_fitting(whole, 1000, None)
+    assert [each.id for each in kept.prompts] == ["short", "spaces", "image"]
+    assert said == kept.left_out == "1 of 4 prompts do not fit into the server's context of 1,000 tokens: long"
+    assert kept.population == 6
+    assert keep_fitting(whole, 2000, None) == (whole, "")
+    with pytest.raises(InvalidSetup, match="1 of 1 prompts do not fit"):
+        keep_fitting(replace(whole, prompts=(prompts[2],)), 1000, None)
+
+
+@pytest.mark.engine
+def test_a_tokenizer_tells_more_of_what_fits(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    prompts = tuple(Prompt(id=f"{n} words", text="a " * n, max_tokens=1) for n in (99, 100, 900))
+    longer = Prompt(id="one word", text="a" * 2000, max_tokens=1)
+    workload = Workload(name="own", source="own.jsonl", prompts=(*prompts, longer))
+    kept, said = keep_fitting(workload, 100, tmp_path)
+    assert [each.id for each in kept.prompts] == ["99 words", "one word"]
+    assert said.endswith("2 of 4 prompts do not fit into the server's context of 100 tokens: 100 words, 900 words")

@@ -154,7 +154,7 @@ class UrlBackend:
         models = await self._get_json("/v1/models")
         try:
             first = models["data"][0]
-            model, max_model_len = first["id"], first.get("max_model_len")
+            model, length = first["id"], first.get("max_model_len")
         except (LookupError, TypeError, AttributeError):
             raise BackendError(
                 f"{self.name}: {self.url}/v1/models lists no model. Is it an OpenAI-compatible server?"
@@ -165,7 +165,7 @@ class UrlBackend:
             version["speculative_config"] = config
         return ServerInfo(
             model=model,
-            max_model_len=max_model_len,
+            max_model_len=length if type(length) is int and length > 0 else None,
             version=version,
             hardware=_find_hardware(about),
             metric_names=find_engine(await self._scrape()),

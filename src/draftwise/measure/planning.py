@@ -18,7 +18,7 @@ from draftwise.measure.access import with_access
 from draftwise.measure.measurement_spec import DEFAULT_CANDIDATES, Candidate, MeasurementSpec
 from draftwise.setups.read import read_setups, read_words
 from draftwise.version import __version__
-from draftwise.workloads import check_workloads, draw, find_tokens, load_workloads, profile_workload
+from draftwise.workloads import check_workloads, draw, find_tokens, list_texts, load_workloads, profile_workload
 
 
 def make_plan(spec: MeasurementSpec, progress: Progress) -> RunPlan:
@@ -92,10 +92,13 @@ def _check_prompts(plan: RunPlan) -> list[Finding]:
 def _profile(workloads: tuple[Workload, ...], target: str | None) -> Iterator[str]:
     """Yield a line on each workload that is not the package's own."""
     if own := [workload for workload in workloads if workload.source != "bundled"]:
-        tokens = find_tokens(None, hint=None if target is None else Path(target))
+        chars = sum(len(text) for workload in own for prompt in workload.prompts for text in list_texts(prompt))
+        tokens = find_tokens(None, hint=None if target is None or chars > _MOST_COUNTED else Path(target))
         yield from (f"{workload.name}: {profile_workload(workload, tokens)}" for workload in own)
 
 
+_MOST_COUNTED = 10_000_000
+"""Characters of all workloads whose tokens are counted, in about 15 s; of more they are estimated."""
 _BASELINE = "plain"
 """Name of the arm without speculation, on disk and in reports."""
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, zip_longest
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -74,6 +75,7 @@ from draftwise.measure.time_estimate import TimeEstimate, describe_plan, expect_
 from draftwise.reporting.conditions import describe_omissions
 from draftwise.runs import RunDirectory
 from draftwise.statistics import FEWEST_PROMPTS
+from draftwise.workloads import keep_fitting
 
 _MANY_SERVERS = 4
 """Minimum number of servers for which the session checks how many fit into the time before it starts them. With
@@ -347,6 +349,7 @@ class Session:
         await roster.start(first, ends_at=ends_at, check=check)
         start_s = clock() - began
         await roster.greet(first, greeting, salt=salt)
+        self._leave_out_long(roster)
         if is_first:
             self._tracked.status("looking at how fast this machine answers")
             self._pace = await look_at_machine(roster.clients[group[0].name], self.plan)
@@ -354,7 +357,22 @@ class Session:
             self._tracked.status("starting the servers")
         await roster.start(others, ends_at=ends_at)
         await roster.greet(others, greeting, salt=salt)
+        self._leave_out_long(roster)
         return first + others
+
+    def _leave_out_long(self, roster: Roster) -> None:
+        """Leave out the prompts that cannot fit into the context of a server that is up."""
+        contexts = [each.max_model_len for each in roster.clients.values() if each.max_model_len is not None]
+        if self.resume or not contexts:
+            return
+        target = self.plan.arms[0].setup.target
+        fitting = []
+        for workload in self.plan.workloads:
+            kept, said = keep_fitting(workload, min(contexts), Path(target) if target else None)
+            fitting.append(kept)
+            if said:
+                self.progress.notice(note("rows-left-out", name=workload.name, rows=said))
+        self.plan = replace(self.plan, workloads=tuple(fitting))
 
     def _check_start(self, backend: Backend, budget: TimeBudget, starts: int, began: float) -> None:
         """Say how long the first start may take; `starts` more are needed at least.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 
-from draftwise.core import Finding, Workload
+from draftwise.core import Finding, InvalidSetup, Prompt, Workload
 from draftwise.knowledge.messages import fault, note, warning
-from draftwise.workloads.reshape import prompt_length
-from draftwise.workloads.text_lengths import EstimatedTokens, Tokens
+from draftwise.workloads.reshape import list_texts, prompt_length
+from draftwise.workloads.text_lengths import EstimatedTokens, ExactTokens, Tokens, find_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,71 @@ def tell_left_out(workloads: Iterable[Workload]) -> Iterator[Finding]:
             yield note("rows-left-out", name=each.name, rows=each.left_out)
 
 
+_MOST_CHARS_A_TOKEN = 1024
+"""No known vocabulary has a token of this many characters; the longest are runs of a few hundred spaces."""
+_ENOUGH = 8
+"""Characters per token of the context that are counted of a text: they hold more tokens than fit, or it may fit."""
+_MOST_COUNTED = 2_000_000
+"""Characters to count in all, about 3 s, from the longest prompts on; the server refuses what is left."""
+
+
+def keep_fitting(workload: Workload, context: int, tokenizer: Path | None) -> tuple[Workload, str]:
+    """Leave out the prompts that surely have more tokens than a server's context; return the others, and what was said.
+
+    Args:
+        workload: its prompts; those that only may be too long stay.
+        context: tokens of prompt and answer, as the server tells.
+        tokenizer: tokenizer.json, or the folder of a model. If it cannot be read, only the characters decide.
+
+    Raises:
+        InvalidSetup: none fits.
+    """
+    longest = sorted(((sum(map(len, list_texts(each))), each) for each in workload.prompts), key=lambda pair: -pair[0])
+    tokens = find_tokens(None, hint=tokenizer) if longest[0][0] >= context else EstimatedTokens()
+    counted = accumulate(min(chars, _ENOUGH * context) for chars, _ in longest)
+    gone = {
+        prompt.id
+        for (chars, prompt), so_far in zip(longest, counted, strict=True)
+        if chars > _MOST_CHARS_A_TOKEN * context
+        or (
+            isinstance(tokens, ExactTokens)
+            and chars >= context
+            and so_far <= _MOST_COUNTED
+            and _count_beginning(prompt, _ENOUGH * context, tokens) >= context
+        )
+    }
+    if not gone:
+        return workload, ""
+    kept = tuple(each for each in workload.prompts if each.id not in gone)
+    ids = [each.id for each in workload.prompts if each.id in gone]
+    more = f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else ""
+    text = (
+        f"{len(gone):,} of {len(workload.prompts):,} prompts do not fit into the server's context of {context:,} "
+        f"tokens: {', '.join(ids[:_SHOWN])}{more}"
+    )
+    if not kept:
+        raise InvalidSetup.because("empty-workload", f"{text}.", where=workload.name)
+    fitting = replace(
+        workload,
+        prompts=kept,
+        description="; ".join(filter(None, (workload.description, text))),
+        left_out="; ".join(filter(None, (workload.left_out, text))),
+        population=round(workload.population * len(kept) / len(workload.prompts)),
+    )
+    return fitting, text
+
+
+def _count_beginning(prompt: Prompt, chars: int, tokens: Tokens) -> int:
+    """Return the tokens of the first `chars` characters of a prompt's texts."""
+    total = 0
+    for text in list_texts(prompt):
+        total += tokens.count(text[: max(0, chars)])
+        chars -= len(text)
+    return total
+
+
+_SHOWN = 10
+"""Prompts that are named of those that are left out."""
 _RANDOM_SOURCE = (
     "vllm-project/vllm#33497 (low MTP acceptance, measured with `--dataset-name random`); "
     "SPEED-Bench, arXiv 2604.09557 (random tokens overstate throughput by some 23 %)"

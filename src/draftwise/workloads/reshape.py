@@ -25,7 +25,14 @@ def prompt_length(prompt: Prompt, tokens: Tokens) -> int:
         return tokens.count(prompt.text)
     if not prompt.messages:
         return len(prompt.recorded.prompt_token_ids)
-    return sum(tokens.count(plain_text(message.get("content"))) for message in prompt.messages)
+    return sum(map(tokens.count, list_texts(prompt)))
+
+
+def list_texts(prompt: Prompt) -> list[str]:
+    """Return the texts of a prompt: its own, or those of its messages without images and calls."""
+    if prompt.text is not None:
+        return [prompt.text]
+    return [plain_text(message.get("content")) for message in prompt.messages]
 
 
 def in_bucket(prompts: Prompts, bucket: tuple[int, int | None], tokens: Tokens) -> Prompts:

@@ -72,6 +72,8 @@ class Client:
     full_length: str | None = None
     keeps_apart: bool = False
     patience_s: float = 1.0
+    max_model_len: int | None = None
+    """Tokens of its context, as it tells."""
 
     @classmethod
     async def greet(cls, backend: Backend, hello: Prompt, *, salt: str) -> Client:
@@ -80,7 +82,8 @@ class Client:
         Raises:
             BackendError: the server accepts no form of the request.
         """
-        client = cls(backend=backend, model=(await backend.describe()).model, salt=salt)
+        about = await backend.describe()
+        client = cls(backend=backend, model=about.model, salt=salt, max_model_len=about.max_model_len)
         for client.optional in _DIALECTS:
             if (refusal := await client._try(hello)) is None:
                 break
