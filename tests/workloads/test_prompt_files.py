@@ -340,3 +340,25 @@ def test_a_tokenizer_tells_more_of_what_fits(tmp_path: Path) -> None:
     kept, said = keep_fitting(workload, 100, tmp_path)
     assert [each.id for each in kept.prompts] == ["99 words", "one word"]
     assert said.endswith("2 of 4 prompts do not fit into the server's context of 100 tokens: 100 words, 900 words")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("rows", ['{"prompt": "a"}\n' * 9, ' [{"prompt": "一"}]', "prompt,max_tokens\na,3\n" * 3])
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE", "UTF-32"])
+def test_a_file_in_a_wide_encoding_is_named_once_with_what_converts_it(
+    tmp_path: Path, encoding: str, rows: str, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "own.jsonl").write_bytes(pack(rows.encode(encoding)))
+    with pytest.raises(InvalidSetup) as caught:
+        load_workload(str(tmp_path / "own.jsonl"))
+    (finding,) = caught.value.findings
+    assert f"own.jsonl is text in {encoding}. " in finding.message
+    assert finding.fix == f"Convert it: iconv -f {encoding} -t UTF-8 own.jsonl > utf-8-own.jsonl"
+
+
+@pytest.mark.parametrize("content", [b"\x00\x01\x02\x03" * 9, b"\x00" * 64, b"a\x00\x01\x00" * 9, b"\x00", b""])
+def test_bytes_that_are_no_text_are_not_called_a_wide_encoding(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "own.jsonl").write_bytes(content)
+    with pytest.raises(InvalidSetup) as caught:
+        load_workload(str(tmp_path / "own.jsonl"))
+    assert "is text in" not in str(caught.value)

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -143,13 +143,41 @@ def open_plain(file: Traversable) -> Iterator[BufferedReader]:
 
     Raises:
         OSError, or one of DAMAGED: it cannot be read, when it is opened or later.
+        InvalidSetup: it is in UTF-16 or UTF-32, without the mark that would tell how to read it.
     """
     with file.open("rb") as raw:
         begin = cast(BufferedReader, raw).peek(_PEEKED)
-        open_packed = next((each for mark, each in _PACKED if begin.startswith(mark)), None)
+        wide = begin.startswith(_WIDE["UTF-32"])
+        open_packed = None if wide else next((each for mark, each in _PACKED if begin.startswith(mark)), None)
         if open_packed is None and file.name.endswith(".gz"):
             open_packed = gzip.open
-        yield cast(BufferedReader, open_packed(raw) if open_packed else raw)
+        stream = cast(BufferedReader, open_packed(raw) if open_packed else raw)
+        with suppress(*DAMAGED):  # which is seen again when it is read
+            begin = stream.peek(_PEEKED)
+        if (encoding := _find_wide(begin[:_PEEKED])) is not None:
+            raise refusal("unreadable", case="encoding", file=file.name, encoding=encoding)
+        yield stream
+
+
+_WIDE = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-32LE": (b"x000",),
+    "UTF-32BE": (b"000x",),
+    "UTF-16LE": (b"x0",),
+    "UTF-16BE": (b"0x",),
+}
+"""Beginnings by encoding: its mark, or where the first character of a row, which is ASCII, has its zero bytes (0)."""
+_CONTROLS = frozenset(map(chr, range(32))) - {"\t", "\n", "\r"}
+
+
+def _find_wide(begin: bytes) -> str | None:
+    """Return the encoding of a text that has several bytes for each character, by its beginning; None for others."""
+    zeros = bytes(ord("x" if byte else "0") for byte in begin[:4])
+    for encoding, marks in _WIDE.items():
+        if begin.startswith(marks) or zeros.startswith(marks):
+            text = begin[: len(begin) & ~3].decode(encoding, errors="ignore")
+            return encoding if len(text) > len(begin) // 8 and not _CONTROLS.intersection(text) else None
+    return None
 
 
 def read_objects(stream: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
