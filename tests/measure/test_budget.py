@@ -352,6 +352,16 @@ def test_servers_that_do_not_come_to_rest_are_waited_for_and_named(tmp_path: Pat
     assert "waiting for the servers to become idle" in timed.progress.waited
 
 
+def test_nothing_is_said_to_start_where_the_servers_run_already(tmp_path: Path) -> None:
+    plan = plan_of(8)
+    urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    plan = replace(plan, arms=tuple(replace(arm, url=url) for arm, url in zip(plan.arms, urls, strict=True)))
+    timed = Timed(tmp_path / "run", plan, NOISY, CANDIDATE, delay_s=FOREVER)
+    with pytest.raises(BackendError, match="waiting for the servers' first answers"):
+        timed.run()
+    assert not [line for line in timed.progress.waited if "starting" in line]
+
+
 def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:
     timed = Timed(tmp_path / "run", plan_of(8, conditions=at(1, 4)), NOISY, CANDIDATE)
     timed.run()

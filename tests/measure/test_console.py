@@ -93,4 +93,4 @@ def test_a_run_that_waits_says_what_for(monkeypatch: pytest.MonkeyPatch) -> None
     with ConsoleProgress(console):
         while not text.getvalue():
             time.sleep(0.001)
-    assert "no answer has been measured for 0 s: starting the servers" in text.getvalue()
+    assert "no answer has been measured for 0 s: preparing the measurement" in text.getvalue()

@@ -86,7 +86,7 @@ class ConsoleProgress(Silent):
         self._task = self._bar.add_task("", total=None)
         self._total = self._done = 0
         self._heard = time.monotonic()
-        self._doing = "starting the servers"
+        self._doing = "preparing the measurement"
         self._status = console.status(self._doing)
 
     def __enter__(self) -> ConsoleProgress:

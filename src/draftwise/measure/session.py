@@ -107,7 +107,7 @@ class _TrackedProgress:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self.doing = "starting the servers"
+        self.doing = "preparing the measurement"
 
     def status(self, text: str) -> None:
         self.doing = text
@@ -231,6 +231,12 @@ class Session:
             async with asyncio.timeout_at(budget.examination_end):
                 await self._examine_differences(roster.clients, budget)
 
+    @property
+    def _starting(self) -> str:
+        """What is waited for first: who runs servers already has nothing started, unless a command replaces them."""
+        runs_already = self.line_up is None and all(arm.url for arm in self.plan.arms)
+        return "waiting for the servers' first answers" if runs_already else "starting the servers"
+
     def _make_roster(self) -> Roster:
         return Roster(
             backends=self.backends,
@@ -287,7 +293,7 @@ class Session:
         unrest: str | None = None
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
-            progress.status("starting the servers")
+            progress.status(self._starting)
             group = await self._start_what_fits(roster, group, budget, salt)
             budget.start_s = max(roster.starts.values(), default=0.0)
             for arm in self.plan.arms:
@@ -354,7 +360,7 @@ class Session:
             self._tracked.status("looking at how fast this machine answers")
             self._pace = await look_at_machine(roster.clients[group[0].name], self.plan)
             others = self._keep_what_fits(roster, budget, others, start_s)
-            self._tracked.status("starting the servers")
+            self._tracked.status(self._starting)
         await roster.start(others, ends_at=ends_at)
         await roster.greet(others, greeting, salt=salt)
         self._leave_out_long(roster)
