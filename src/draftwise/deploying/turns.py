@@ -15,6 +15,7 @@ _TEMPLATE_VARIABLES = re.compile(
     r"""\{%-?\s*for\s+(\w+)|\bloop_var:\s*["']?(\w+)|^\s*(?:-\s*)?(?:loop|with_\w+):()|\bfor_each\s*=()""", re.MULTILINE
 )
 """Variables of loops in templates, or none where a platform has a name for them."""
+_ADDED = re.compile(r"the words that (?:xargs|parallel|find) adds")
 _OF_PLATFORMS = ("item", "each")
 _TEXT = re.compile(r"""(?:^|\s)#.*|"[^"\n]*"|'[^'\n]*'""", re.MULTILINE)
 """Comments, and quotes that end on their line, in none of which a loop begins."""
@@ -27,7 +28,9 @@ def starts_several(text: str, reading: SetupReading, *, is_python: bool) -> bool
     """Say whether a server's command may start servers of several models, of which no edit reaches one alone."""
     told = reading.unknown.get("model")
     if told is None:
-        return reading.setup.target == "{}"  # of xargs and parallel
+        return reading.setup.target == "{}"  # of a program that is not named
+    if _ADDED.search(told.message):
+        return True
     found, place = _VALUE.search(told.message), _LINE.search(told.where)
     if _SET_BY_LOOP.search(told.message):
         return True

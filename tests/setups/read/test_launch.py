@@ -55,6 +55,35 @@ def test_words_that_another_program_adds_are_unknown(text):
     assert "unresolved-variable" in {each.code for each in reading.findings}
 
 
+IN_PLACE = [
+    "xargs -I {} vllm serve FLAG {}", "xargs -I% vllm serve FLAG %", "xargs -0I{} vllm serve FLAG {}",
+    "xargs -i vllm serve FLAG {}", "xargs --replace=N vllm serve FLAG N", "xargs -I{} sh -c 'vllm serve FLAG {}'",
+    "parallel vllm serve FLAG {} ::: 1 2", "parallel -j1 vllm serve FLAG {1} ::: 1 2", "vllm serve FLAG {}",
+    "find . -exec vllm serve FLAG {} \\;",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", IN_PLACE)
+@pytest.mark.parametrize(("flag", "field"), [("--max-num-seqs", "max_num_seqs"), ("--dtype", "dtype")])
+def test_a_place_that_another_program_fills_is_open_and_the_rest_is_judged(line, flag, field):
+    (reading,) = read_setups(line.replace("FLAG", f"m --seed 3 {flag}"))
+    assert (reading.setup.target, reading.setup.args, {*reading.unknown}) == ("m", {"seed": 3}, {field})
+    assert {each.code for each in reading.findings} == {"unresolved-variable"}
+
+
+def test_an_object_without_keys_is_a_value_where_no_program_fills_it():
+    (reading,) = read_setups("vllm serve m --hf-overrides '{}'")
+    assert (reading.setup.args, reading.unknown) == ({"hf_overrides": {}}, {})
+
+
+@pytest.mark.parametrize(("version", "reads"), [("0.14.1", True), ("0.33.0", False)])
+def test_an_open_variable_decides_nothing_where_the_release_does_not_read_it(version, reads):
+    (reading,) = read_setups("VLLM_ATTENTION_BACKEND=$B vllm serve m", engine_version=version)
+    code = "unresolved-variable" if reads else "value-open"
+    assert [(each.code, "VLLM_ATTENTION_BACKEND" in each.message) for each in reading.findings] == [(code, True)]
+    assert bool(reading.unknown) == reads
+
+
 def test_a_server_runs_in_the_image_of_a_file_or_of_the_container_before_it():
     for text in ("apptainer run vllm-cpu.sif vllm serve m", "docker run --entrypoint bash x/vllm:1\nvllm serve m"):
         (reading,) = read_setups(text)

@@ -197,6 +197,7 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
         found.findings = []  # the flags of an older release are unknown
     findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_hosts(launch, found)]
     findings += [*_about_templates(words, found), *_about_directories(launch, found)]
+    findings += [*_about_open_variables(launch, release)]
     setup = Setup(
         target=dict(_find_origins(launch.mounts)).get(found.model.rstrip("/"), found.model),
         engine="vllm",
@@ -316,8 +317,21 @@ def get_gaps(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
     if launch.env.elsewhere:
         yield "env", get_rule("variables-elsewhere").ruling(names=launch.env.elsewhere, where=launch.where)
     for name in _DECIDING & launch.env.unknown.keys():
-        described = (describe_unknown(name, launch.env.unknown[name]),)
-        yield name, explain_unknown("The server", described, where=launch.where)
+        if _reads(choose_release(version), name):
+            described = (describe_unknown(name, launch.env.unknown[name]),)
+            yield name, explain_unknown("The server", described, where=launch.where)
+
+
+def _reads(release: Release, variable: str) -> bool:
+    """Say whether a release reads a variable; one that is not known may."""
+    return not release.is_same or variable in release.table("env")
+
+
+def _about_open_variables(launch: Launch, release: Release) -> Iterator[Finding]:
+    """Yield the open variables that decide what other releases do."""
+    for name in sorted(_DECIDING & launch.env.unknown.keys()):
+        if not _reads(release, name):
+            yield get_rule("value-open").ruling(name=name, unknown=launch.env.unknown[name], where=launch.where)
 
 
 def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from draftwise.knowledge.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
 from draftwise.setups.read.arguments.flag_values import RefusedValue, get_value
 from draftwise.setups.read.arguments.flags import FlagUse, match_flags, spell_flags
+from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.launch import Entry
 from draftwise.setups.read.shell.words import Word
 
@@ -458,7 +459,7 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
 
 
 def _collect(flags: Iterable[FlagUse], release: Release, found: Arguments) -> None:
-    for given in flags:
+    for given in map(_open_place, flags):
         if given.unknown and not _takes_any_text(given, release):
             if given.field in release.table("engine_defaults") or given.field in _JUDGED or given.field in SPEC_FLAGS:
                 found.report_unknown(f"The value of {given.name}", given.word, given.unknown, name=given.field)
@@ -477,6 +478,14 @@ def _collect(flags: Iterable[FlagUse], release: Release, found: Arguments) -> No
         if given.field == "help":
             found.report("unknown-flag", "--help prints the flags and starts nothing.", given.word)
         found.args[given.field] = [*found.args.get(given.field, ()), *value] if given.appends else value
+
+
+def _open_place(given: FlagUse) -> FlagUse:
+    """Return a flag whose value is only the place of one, `{}` where a number or a name belongs, as open."""
+    is_text = given.row["kind"] != "value" or ("str" in str(given.row["type"]) and not given.row.get("choices"))
+    if given.unknown or is_text or given.values != ("{}",):
+        return given
+    return replace(given, unknown=(describe_unknown("{}", "a value that is filled in later"),))
 
 
 def _takes_any_text(given: FlagUse, release: Release) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal
 
 from draftwise.core import Finding, InvalidSetup
@@ -268,26 +269,70 @@ def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth:
 
 def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
     """Add what stands before the program: variables, and a version pinned by the tool that runs it."""
-    env = _get_assigned(before)
+    adding, place = _find_added(before)
+
+    def fills(word: Word) -> bool:
+        return place is not None and place.search(word.text) is not None
+
+    def fill(word: Word) -> Word:
+        return replace(word, unknown=(*word.unknown, f"the words that {adding} adds")) if fills(word) else word
+
+    env = _get_assigned(map(fill, before))
     texts = [word.text for word in before]
     pinned = (found[1] for text in texts if (found := PINNED.fullmatch(text)))
     fetched = (text for text in texts if OPEN.fullmatch(text) and not _FETCHING.isdisjoint(texts))
     version = next(pinned, next(fetched, ""))
     image = next((found[1] for text in texts if (found := _APPTAINER_IMAGE.fullmatch(text))), "")
-    adding = next((word for word in before if word.text.rpartition("/")[2] in ("xargs", "parallel")), None)
-    added = () if adding is None else (replace(adding, text="", unknown=(f"the words that {adding.text} adds",)),)
+    added: tuple[Word, ...] = ()
+    if adding and (place is None or (adding == "parallel" and not any(map(fills, (*before, *launch.words))))):
+        added = (replace(before[0], text="", unknown=(f"the words that {adding} adds",)),)
     devices = env.values.get("CUDA_VISIBLE_DEVICES", "")
     count = len(devices.split(",")) if devices and "CUDA_VISIBLE_DEVICES" not in env.unknown else None
     changed = launch.each(
         lambda one: replace(
             one,
-            words=(*one.words, *added),
+            words=(*map(fill, _cut(one.words, adding)), *added),
             env=env | one.env,
             version=one.version or version,
             num_gpus=one.num_gpus if count is None else count,
         )
     )
     return changed if launch.image else _with_image(changed, image)
+
+
+_OF_PARALLEL = re.compile(r"\{(?:[./#%]|/[./]|\d+(?:[./]|/[./])?)?\}")
+"""What GNU parallel replaces: `{}`, `{.}`, `{1}`, `{2/.}` ..."""
+_OF_FIND = re.compile(r"\{\}")
+_ENDS_OF_FIND = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
+_OF_XARGS = re.compile(r"-[0oprtx]*I(.*)|(?:-[0oprtx]*i|--replace=?)(.*)", re.DOTALL)
+
+
+_ENDS: Mapping[str, re.Pattern[str]] = {"parallel": re.compile(r"::::?\+?"), "find": re.compile(r";|\+")}
+"""Words that end the command of a program that adds to it."""
+
+
+def _cut(words: Sequence[Word], adding: str) -> Sequence[Word]:
+    """Return the words of a command without what the program that adds words to it reads itself."""
+    ends = _ENDS.get(adding)
+    return [*takewhile(lambda word: ends.fullmatch(word.text) is None, words)] if ends is not None else words
+
+
+def _find_added(before: Sequence[Word]) -> tuple[str, re.Pattern[str] | None]:
+    """Return the program that adds words to a command, and what it replaces by them; None where it appends them."""
+    texts = [word.text for word in before]
+    for index, text in enumerate(texts):
+        name = text.rpartition("/")[2]
+        if name == "parallel":
+            return name, _OF_PARALLEL
+        if name == "find" and not _ENDS_OF_FIND.isdisjoint(texts[index:]):
+            return name, _OF_FIND
+        if name == "xargs":
+            for place, option in enumerate(texts[index + 1 :], index + 2):
+                if (found := _OF_XARGS.fullmatch(option)) is not None:
+                    default = "".join(texts[place : place + 1]) if found[1] is not None else "{}"
+                    return name, re.compile(re.escape(found[1] or found[2] or default))
+            return name, None
+    return "", None
 
 
 def _with_image(launch: Launch, image: str) -> Launch:
