@@ -48,12 +48,48 @@ def test_what_fails_for_every_value_is_rejected_and_nothing_is_accepted(start: s
     assert {"unresolved-variable", "unknown-method"} <= {each.code for each in report.findings}
 
 
+FOREVER = {
+    "--reasoning-parser nosuch": "reasoning-parser-unknown",
+    "--enable-auto-tool-choice --tool-call-parser nosuch": "tool-parser-unknown",
+    "--enable-auto-tool-choice": "flags-refused",
+    "--gpu-memory-utilization 2": "config-value",
+    "--max-num-seqs 0": "config-value",
+}
+
+
+@pytest.mark.parametrize("fault", FOREVER)
+@pytest.mark.parametrize(
+    "start",
+    [
+        "Qwen/Qwen3-8B --speculative-config $S", "Qwen/Qwen3-8B --speculative-config '{\"method\": \"'$M'\"}'",
+        "Qwen/Qwen3-8B --quantization $Q", "$MODEL --kv-cache-dtype $D --speculative-config $S",
+        "Qwen/Qwen3-8B --load-format $F --enforce-eager",
+    ],
+)  # fmt: skip
+def test_a_fault_of_its_own_is_rejected_whatever_another_value_is(start: str, fault: str) -> None:
+    (reading,) = read_setups(f"vllm serve {start}", engine_version="0.33.0")
+    assert judge(reading).outcome is CheckOutcome.CANNOT_BE_JUDGED
+    (reading,) = read_setups(f"vllm serve {start} {fault}", engine_version="0.33.0")
+    report = judge(reading)
+    assert (report.outcome, FOREVER[fault] in {each.code for each in report.findings}) == (CheckOutcome.REJECTED, True)
+
+
+@pytest.mark.parametrize("fault", [each for each in FOREVER if "tool" not in each])
+def test_an_open_parser_or_variable_hides_no_other_fault(fault: str) -> None:
+    for start in ("VLLM_USE_V2_MODEL_RUNNER=$V vllm serve m", "vllm serve m --tool-call-parser $P"):
+        (reading,) = read_setups(f"{start} {fault}", engine_version="0.33.0")
+        assert judge(reading).outcome is CheckOutcome.REJECTED
+
+
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
         ("-tp $TP --max-num-seqs 3 --enable-batch-sharded-sampling", "sharded-sampling-unfit"),  # not for TP 2
         ("--max-model-len $LEN --max-num-batched-tokens 4096 --no-enable-chunked-prefill", "batch-below-context"),
-        ("--quantization $Q --gpu-memory-utilization 2", "config-value"),  # any text
+        ("--enable-auto-tool-choice --tool-call-parser $P", "tool-parser-unknown"),
+        ("--enable-auto-tool-choice --tool-call-parser $P", "flags-refused"),
+        ("--reasoning-parser nosuch --reasoning-parser-plugin $P", "reasoning-parser-unknown"),
+        ("--compilation-config $C --gpu-memory-utilization 2", "config-value"),  # any object
     ],
 )
 def test_what_only_some_values_meet_is_not_told(flags: str, code: str) -> None:

@@ -6,19 +6,32 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from draftwise.core import CheckOutcome, Device, Effect, Finding, InvalidSetup, Ruling, Setup, Severity, Stage
+from draftwise.core import (
+    CheckOutcome,
+    Device,
+    Effect,
+    Finding,
+    InvalidSetup,
+    Ruling,
+    Setup,
+    Severity,
+    SpecConfig,
+    Stage,
+)
 from draftwise.core.finding import join_names
 from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.memory_overheads import list_tiers
 from draftwise.knowledge.rules import all_rules, find_doubts, get_rule, of_release
+from draftwise.knowledge.validators import list_conditions
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.check_report import Report, Resolved
 from draftwise.plan.check.cli import get_context
@@ -261,26 +274,78 @@ _TRIED: Mapping[str, tuple[Any, ...]] = MappingProxyType({
 })  # fmt: skip
 """Values that stand for all of a type, where a flag names no choices."""
 _ANY_MODEL = "a/model"
+_ANY_TEXT = "a-text"
+_TRIED_SPECS: tuple[Mapping[str, Any], ...] = (
+    {"method": "ngram", "num_speculative_tokens": 3},
+    {"method": "suffix"},
+    *(
+        {"method": each, "model": "a/drafter", "num_speculative_tokens": 3}
+        for each in ("eagle3", "draft_model", "dflash")
+    ),
+)
+_TRIED_VARIABLES = ("0", "1")
 
 
 def _try_values(reading: SetupReading, release: Release) -> Iterator[Setup]:
-    """Yield the setup with several values of its unknown flags: what is the same for all does not depend on them.
+    """Yield the setup with several values of its unknown parts: what is the same for all does not depend on them.
 
-    An unknown model is one that nobody has seen. Yield nothing where an unknown part is no flag, or may be any text.
+    An unknown model is one that nobody has seen. Yield nothing where the values of an unknown part are too many.
     """
     setup = replace(reading.setup, target=_ANY_MODEL) if "model" in reading.unknown else reading.setup
-    rows = {row["field"]: row for row in release.table("flags").values()}
-    values: dict[str, tuple[Any, ...]] = {}
-    for name in reading.unknown.keys() - {"model"}:
-        row = rows.get(name, {})
-        some = row.get("choices") or _TRIED.get(str(row.get("type")).partition(" |")[0], ())
-        if not some:
-            return
-        values[name] = (None, *some)
-    for turn in range(max(map(len, values.values()), default=1)):
-        chosen = {name: some[(turn + shift) % len(some)] for shift, (name, some) in enumerate(values.items())}
+    values = {name: _list_tried(name, release) for name in reading.unknown.keys() - {"model"}}
+    if not all(values.values()):
+        return
+    for turn in range(max(map(len, values.values()), default=0) + 1):
+        chosen = {
+            name: (None, *some)[(turn + shift) % (len(some) + 1)] for shift, (name, some) in enumerate(values.items())
+        }
         given = {name: value for name, value in chosen.items() if value is not None}
-        yield replace(setup, args={**setup.args, **given})
+        spec, env = given.pop(_SPEC, None), {name: given.pop(name) for name in [*given] if name.startswith("VLLM_")}
+        spec = setup.spec if _SPEC not in values else None if spec is None else SpecConfig.keep(spec)
+        yield replace(setup, spec=spec, env={**setup.env, **env}, args={**setup.args, **given})
+
+
+_SPEC = "speculative_config"
+
+
+def _list_tried(name: str, release: Release) -> tuple[Any, ...]:
+    """Return values that stand for all of an argument or a variable; nothing where none can."""
+    if name == _SPEC:
+        return _TRIED_SPECS
+    if name.startswith(("VLLM_USE_", "VLLM_ALLOW_")):
+        return _TRIED_VARIABLES
+    row: Mapping[str, Any] = next((row for row in release.table("flags").values() if row["field"] == name), {})
+    kind = str(row.get("type"))
+    if some := row.get("choices") or _TRIED.get(kind.partition(" |")[0], ()):
+        return tuple(some)
+    if row.get("kind") != "value" or not any(each in kind for each in ("str", "parse_")):
+        return ()
+    texts = (text for each in list_conditions() if name in each.when for text in _TEXTS.findall(each.when))
+    return tuple(dict.fromkeys((_ANY_TEXT, *row.get("suggestions", ()), *texts)))[:_MOST_TEXTS]
+
+
+_TEXTS = re.compile(r"'([^'\s]{1,40})'")
+_MOST_TEXTS = 40
+
+
+def _find_common(tried: Sequence[Report]) -> list[Finding]:
+    """Return what does not depend on the values that were tried.
+
+    A refusal holds for all if every setup without it is refused for its own value, and two setups at least show it.
+    """
+    stops = [{*filter(_stops, each.findings)} for each in tried]
+    everywhere = [each for each in tried[0].findings if all(each in other.findings for other in tried)]
+    shared = dict.fromkeys(each for found in stops for each in found)
+    for ruling in shared:
+        holds = [found for found in stops if ruling in found]
+        others = [found for found in stops if ruling not in found]
+        if len(holds) > 1 and all(any(own not in found for found in holds for own in other) for other in others):
+            everywhere.append(ruling)
+    return [each for each in dict.fromkeys(everywhere) if not _is_unknown(each)]
+
+
+def _stops(finding: Finding) -> bool:
+    return isinstance(finding, Ruling) and finding.effect is Effect.REJECTED
 
 
 def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, nearest: bool) -> Report:
@@ -296,9 +361,7 @@ def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, neare
             report = replace(report, version="") if "engine_version" in reading.unknown else report
             tried = [check_context(get_context(each, release, **about)) for each in _try_values(reading, release)]
             if tried:
-                same = [each for each in tried[0].findings if all(each in other.findings for other in tried)]
-                same = [each for each in same if not _is_unknown(each)]
-                report = replace(report, findings=tuple(dict.fromkeys((*report.findings, *same))))
+                report = replace(report, findings=tuple(dict.fromkeys((*report.findings, *_find_common(tried)))))
         else:
             context = get_context(setup, release, **about)
             report = check_context(context)
