@@ -322,6 +322,19 @@ def test_hidden_states_of_configs_with_parts(version: str, refused: bool) -> Non
     assert ("hidden-states-nested-target" in rejections(report)) is refused
 
 
+@pytest.mark.parametrize("version", ["0.17.0", "0.26.0", "0.33.0"])
+@pytest.mark.parametrize(("impl", "refused"), [("transformers", True), ("auto", False), ("vllm", False)])
+def test_hidden_states_have_no_class_in_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, impl: str, refused: bool
+) -> None:
+    spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+    report = judge("meta-llama/Llama-3.1-8B-Instruct", spec, version, model_impl=impl)
+    assert ("hidden-states-of-transformers" in rejections(report)) is refused
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "own", {**LLAMA, "auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
+    assert "hidden-states-of-transformers" not in rejections(judge("own", spec, version, model_impl=impl))
+
+
 def test_a_drafter_that_is_not_here_is_judged_by_its_name(folder: Path) -> None:
     report = run(folder, {"model": "org/EAGLE3-head", "num_speculative_tokens": 3})
     assert "drafter-not-here" in {each.code for each in report.findings}

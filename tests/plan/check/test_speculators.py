@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tests.support.made_checkpoints import EAGLE3, LLAMA, judge, rejections, speculators, write
 
+from draftwise.plan import check
 from draftwise.plan.check.check_report import Resolved
+from draftwise.setups.read import read_setups
 
 
 @pytest.fixture
@@ -47,6 +49,18 @@ def test_the_operators_json(folder: Path, version: str, tokens: int, code: str |
     spec = {"num_speculative_tokens": 5}
     assert resolved(version, spec).num_speculative_tokens == tokens
     assert (code in {each.code for each in judge("head", spec, version).findings}) is (code is not None)
+
+
+@pytest.mark.parametrize("version", ["0.22.0", "0.26.0", "0.32.0"])
+@pytest.mark.parametrize("flag", ["--spec-method eagle3", "--spec-model llama", "--spec-tokens 3"])
+def test_a_checkpoint_has_the_keys_that_flags_would_add(folder: Path, version: str, flag: str) -> None:
+    for rest, code in (("", None), (flag, "spec-flag-repeats-key")):
+        (reading,) = read_setups(f"vllm serve head {rest}", engine_version=version)
+        report = check.judge(reading)
+        assert rejections(report) == ([code] if code else [])
+        assert reading.setup == report.setup
+    (reading,) = read_setups("vllm serve llama --spec-method ngram --spec-tokens 3", engine_version=version)
+    assert rejections(check.judge(reading)) == []
 
 
 def test_method_and_model_stay_locked(folder: Path) -> None:

@@ -353,7 +353,9 @@ def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, neare
     if not setup.engine_version and not reading.unknown and "vllm-ascend" in (installed or ()):
         gap = get_rule("plugin-release-open").ruling(sign="vllm-ascend")
         reading = replace(reading, unknown={"engine_version": gap}, findings=(*reading.findings, gap))
-    about: Any = {"installed": installed, "shown": reading.packages, "origins": reading.origins}
+    about: Any = {
+        "installed": installed, "shown": reading.packages, "origins": reading.origins, "flag_keys": reading.flag_keys
+    }  # fmt: skip
     try:
         release = get_release(setup.engine_version or "newest", nearest=nearest)
         if reading.unknown:

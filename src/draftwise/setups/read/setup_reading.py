@@ -70,6 +70,8 @@ class SetupReading:
     """Directories of the server with a model of the Hugging Face hub: path -> the model's name."""
     packages: frozenset[str] = frozenset()
     """Optional packages that the text, or its image, shows the server to have."""
+    flag_keys: frozenset[str] = frozenset()
+    """Keys of the speculative JSON that only a `--spec-*` flag gives: vLLM adds them to the JSON of a checkpoint."""
     path: str = ""
     """Decisions of the text that lead to this setup, e.g. `MODE=spec, line 12`; empty without any."""
     others: tuple[SetupReading, ...] = ()
@@ -92,7 +94,10 @@ class SetupReading:
         findings = (finding for finding in self.findings if finding not in settled)
         others = tuple(other.with_fields(*about, **changes) for other in self.others)
         setup = replace(self.setup, **changes)
-        return replace(self, setup=setup, findings=(*about, *findings), unknown=unknown, others=others)
+        flag_keys = frozenset[str]() if "spec" in changes else self.flag_keys
+        return replace(
+            self, setup=setup, findings=(*about, *findings), unknown=unknown, flag_keys=flag_keys, others=others
+        )
 
     def require(self) -> Setup:
         """Return the setup, if nothing about it is unknown or wrong.
@@ -219,6 +224,7 @@ def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, l
         unknown=unknown | found.unknown,
         origins=dict(_find_origins(launch.mounts)),
         packages=_find_packages(launch),
+        flag_keys=frozenset(found.flag_keys),
         path=launch.path,
         launch=launch,
     )

@@ -74,7 +74,11 @@ def read_fields(context: Context) -> Step[Fields]:
 def _find_doubled(context: Context) -> Iterator[Ruling]:
     for flag in context.doubled:
         option, key = "--" + flag.replace("_", "-"), SPEC_FLAGS[flag]
-        yield from context.rules.ruling("spec-flag-repeats-key", option=option, key=key)
+        texts = {}
+        if context.verifier is not None:
+            text = f"{option} is also the key {key!r} in the settings of the checkpoint that is served"
+            texts = {"message": f"{text}; vLLM rejects both together.", "fix": f"Remove {option}."}
+        yield from context.rules.ruling("spec-flag-repeats-key", option=option, key=key, **texts)
 
 
 def _tell_history(spans: Sequence[Span]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.checkpoints.config_json import ModelConfig, find_model_config
-from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.core import Finding, InvalidSetup, Ruling, Setup, SpecConfig, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.flag_types import HUMAN_READABLE, SPEC_FLAGS, read_human_int, read_old_flags
 from draftwise.knowledge.messages import refusal
@@ -43,28 +43,47 @@ def get_context(
     installed: frozenset[str] | None = None,
     shown: frozenset[str] = frozenset(),
     origins: Mapping[str, str] = MappingProxyType({}),
+    flag_keys: Set[str] = frozenset(),
 ) -> Context:
     """Look up everything that a setup names.
+
+    Args:
+        flag_keys: keys of the setup's speculative JSON that only a `--spec-*` flag gives.
 
     Raises:
         InvalidSetup: the setup's release is unknown.
     """
     release = release or get_release(setup.engine_version or "newest")
-    rulings, context = collect(_look_up(setup, release, installed, origins))
+    rulings, context = collect(_look_up(setup, release, installed, origins, flag_keys))
     return replace(context, rulings=rulings, shown=shown)
 
 
+def _with_flags(setup: Setup, keys: Set[str]) -> Setup:
+    """Return a setup whose JSON is without the keys that flags give."""
+    if setup.spec is None or not keys:
+        return setup
+    spec = setup.spec.to_dict()
+    args = {flag: spec.pop(key) for flag, key in SPEC_FLAGS.items() if key in keys and key in spec}
+    return replace(setup, args={**setup.args, **args}, spec=SpecConfig.keep(spec) if spec else None)
+
+
 def _look_up(
-    setup: Setup, release: Release, installed: frozenset[str] | None, origins: Mapping[str, str]
+    setup: Setup,
+    release: Release,
+    installed: frozenset[str] | None,
+    origins: Mapping[str, str],
+    flag_keys: Set[str],
 ) -> Step[Context]:
     rules = Rulebook(release.version)
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
-    given = yield from _read_flags(rules, release, setup.args)
+    is_checkpoint = model is not None and model.config.get("speculators_config") is not None
+    as_given = _with_flags(setup, flag_keys) if is_checkpoint else setup
+    given = yield from _read_flags(rules, release, as_given.args)
     env = yield from _read_variables(rules, release, setup.env)
     platform: Platform = "cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda"
     yield from find_refused(rules, release, ServerSettings(given=given, platform=platform, env=env))
-    written = None if setup.spec is None else setup.spec.to_dict()
+    written = None if as_given.spec is None else as_given.spec.to_dict()
     verifier, spec = yield from _read_served(rules, release, setup.target, model, written)
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
     spec = _join_flags(spec, given)

@@ -248,6 +248,10 @@ def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
     is_extraction = spec.facts is not None and spec.facts.drafts_from == "none"
     if is_extraction and spec.target is not None and not _PARTS.isdisjoint(spec.target.config.values):
         yield from context.rules.ruling("hidden-states-nested-target", method=spec.method)
+    if is_extraction and spec.target is not None and str(context.flags.get("model_impl")) == "transformers":
+        own_code = spec.target.config.values.get("auto_map")
+        if not isinstance(own_code, Mapping) or not any(str(name).startswith("AutoModel") for name in own_code):
+            yield from context.rules.ruling("hidden-states-of-transformers", method=spec.method)
     allowed = context.release.table("aux_targets")
     if not allowed or spec.target is None or not spec.known("method"):
         return

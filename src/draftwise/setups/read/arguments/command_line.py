@@ -280,6 +280,8 @@ class Arguments:
     args: dict[str, Any] = field(default_factory=dict)
     """Flags by their long name with underscores."""
     spec: dict[str, Any] | None = None
+    flag_keys: set[str] = field(default_factory=set)
+    """Keys of `spec` that only a `--spec-*` flag gives."""
     unread: list[str] = field(default_factory=list)
     """Words that belong to no flag, or that a flag rejects."""
     unknown: dict[str, Finding] = field(default_factory=dict)
@@ -535,6 +537,8 @@ def _join_spec(flags: Iterable[FlagUse], from_old_flags: dict[str, Any] | None, 
             option, word = f"--{name.replace('_', '-')}", words.get(name)
             where = option if word is None else word.where()
             found.findings.append(get_rule("spec-flag-repeats-key").ruling(option=option, key=key, where=where))
+        else:
+            found.flag_keys.add(key)
         spec = {**(spec or {}), key: value}
     found.spec = spec
 
