@@ -2,6 +2,8 @@
 
 import io
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -9,7 +11,7 @@ from tests.support.made_comparisons import adopted, around, compared, decision_o
 from tests.support.made_runs import gains, make_run
 
 from draftwise.cli import _session
-from draftwise.cli._decision import show_decision
+from draftwise.cli._decision import show_decision, show_outcome
 from draftwise.cli._session import ConsoleProgress
 from draftwise.core import Comparison, Decision, Finding, Severity
 from draftwise.deciding.conclusions import conclude_run
@@ -64,6 +66,19 @@ def test_what_to_type_and_when_to_go_back_stand_below_the_sentence() -> None:
     assert order == sorted(order)
     assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""" in shown
     assert "To go back: serve fake" in shown
+
+
+@pytest.mark.parametrize("show", [show_decision, show_outcome])
+def test_nothing_is_offered_to_paste_where_nobody_told_how_the_server_was_started(show: Callable[..., None]) -> None:
+    console, text = printed()
+    found = conclude_run(RUN)
+    arms = tuple(replace(arm, setup=replace(arm.setup, spec=None)) for arm in found.run.plan.arms)
+    plan, context = replace(found.run.plan, arms=arms), replace(found.run.context, servers={})
+    show(console, found.decision, replace(found.run, plan=plan, context=context))
+    shown = " ".join(text.getvalue().split())
+    assert "Nothing to paste for ngram k=3: its server ran already" in shown
+    assert "To paste" not in shown
+    assert "# unknown" not in shown
 
 
 def test_a_run_that_is_no_evidence_says_what_to_type() -> None:

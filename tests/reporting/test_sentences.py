@@ -144,5 +144,8 @@ def test_a_server_whose_config_is_not_known_is_named_by_its_command_or_asked_for
     assert known.text == "serve fake"
     bare = replace(RUN, plan=plan, context=replace(RUN.context, servers={}))
     (unknown,) = list_actions(decision, bare)
-    assert unknown.text == "# unknown: measure with --candidate 'ngram k=3={...}'"
+    assert unknown.text == ""
+    (remark,) = unknown.remarks
+    assert remark.startswith("Nothing to paste for ngram k=3: its server ran already")
+    assert remark.endswith("--context 'command.ngram k=3=vllm serve ...'`.")
     assert describe_way_back(decision, bare) == "# the same command without --speculative-config"

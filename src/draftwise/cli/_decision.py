@@ -55,8 +55,9 @@ def show_decision(console: Console, decision: Decision, run: Run) -> None:
         show_prose(console, line)
     for action in list_actions(decision, run):
         console.print()
-        show_prose(console, f"To paste: {action.heading}", "dim")
-        _show_text(console, action.text)
+        show_prose(console, f"To paste: {action.heading}" if action.text else action.heading, "dim")
+        if action.text:
+            _show_text(console, action.text)
         for remark in action.remarks:
             show_prose(console, f"  {remark}", "dim")
     if rules := describe_rollback(decision):
@@ -64,7 +65,7 @@ def show_decision(console: Console, decision: Decision, run: Run) -> None:
         show_prose(console, "Roll back:", "dim")
         for rule in rules:
             show_prose(console, f"  {rule}")
-        show_prose(console, f"  To go back: {describe_way_back(decision, run)}")
+        show_prose(console, f"  To go back: {describe_way_back(decision, run).removeprefix('# ')}")
         show_prose(console, f"  Prometheus alerts: {ALERTS}, next to the report", "dim")
     if errors := describe_forecasts(hold_forecasts(run.expected, decision.comparisons)):
         show_prose(console, errors, "dim")
@@ -95,12 +96,16 @@ def show_outcome(console: Console, decision: Decision, run: Run) -> None:
     console.print()
     show_prose(console, describe_decision(decision), "bold")
     for action in actions[:_MOST_ACTIONS]:
-        show_prose(console, f"To paste for {action.setting}:", "dim")
-        _show_text(console, action.text)
+        for remark in () if action.text else action.remarks:
+            show_prose(console, remark, "dim")
+        if action.text:
+            show_prose(console, f"To paste for {action.setting}:", "dim")
+            _show_text(console, action.text)
     if signs := describe_signs(decision):
+        way_back = describe_way_back(decision, run).removeprefix("# ")
         for sign in signs[:_MOST_ACTIONS]:
             show_prose(console, sign)
-        show_prose(console, f"To go back: {describe_way_back(decision, run)}. Alerts: {ALERTS}, next to the report.")
+        show_prose(console, f"To go back: {way_back}. Alerts: {ALERTS}, next to the report.")
 
 
 _MOST_VERDICTS, _MOST_FINDINGS, _MOST_ACTIONS, _MOST_LETTERS = 5, 2, 2, 155

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -241,7 +242,7 @@ class RecommendedConfig:
     places: tuple[str, ...]
     """Traffic that it is for."""
     text: str
-    """What to paste, after `vllm serve MODEL` or `draftwise serve MODEL`."""
+    """What to paste, after `vllm serve MODEL` or `draftwise serve MODEL`; empty if nobody told, as `remarks` say."""
     remarks: tuple[str, ...] = ()
 
     @property
@@ -256,19 +257,20 @@ def list_actions(decision: Decision, run: Run) -> list[RecommendedConfig]:
     for recommendation in decision.recommendations:
         for setting, workload, where in _list_places(recommendation, decision.baseline):
             found.setdefault(setting, {}).setdefault(where, []).append(name_workload(workload))
-    settings = (
-        RecommendedConfig(setting=name, places=_join_places(places), text=_write_config(name, run))
-        for name, places in found.items()
-    )
+    settings = (_recommend(name, _join_places(places), run) for name, places in found.items())
     return [*settings, *_list_schedules(decision)]
 
 
-def _write_config(candidate: str, run: Run) -> str:
+def _recommend(candidate: str, places: tuple[str, ...], run: Run) -> RecommendedConfig:
     """Return a candidate's flag, else the command of its server, else what would make it known."""
     spec = next((arm.spec for arm in run.plan.arms if arm.name == candidate), None)
-    if spec is not None:
-        return f"{_FLAG} '{spec.to_json()}'"
-    return run.context.server(candidate).command or f"# unknown: measure with --candidate '{candidate}={{...}}'"
+    text = run.context.server(candidate).command if spec is None else f"{_FLAG} '{spec.to_json()}'"
+    told = shlex.quote(f"command.{candidate}=vllm serve ...")
+    remark = (
+        f"Nothing to paste for {candidate}: its server ran already, and nobody told how it was started. "
+        f"Add its command with `draftwise report RUN --context {told}`."
+    )
+    return RecommendedConfig(setting=candidate, places=places, text=text or "", remarks=() if text else (remark,))
 
 
 def _list_places(recommendation: Recommendation, baseline: str) -> Iterator[tuple[str, str, str]]:

@@ -76,9 +76,9 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
     if decision.missing_context:
         yield f"**{escape(describe_missing(decision))}**"
     yield f"**{escape(describe_decision(decision), _LONGEST_SENTENCE)}**"
-    yield from (
-        f"{escape(each.heading)}:\n\n```\n{each.text}\n```" for each in list_actions(decision, found.run)[:room]
-    )
+    for each in list_actions(decision, found.run)[:room]:
+        text = f"```\n{each.text}\n```" if each.text else escape(" ".join(each.remarks))
+        yield f"{escape(each.heading)}:\n\n{text}"
     if decision.single_settings:
         yield _list(describe_single_settings(decision), room)
     if decision.rollback:
