@@ -74,8 +74,18 @@ def test_a_fault_of_its_own_is_rejected_whatever_another_value_is(start: str, fa
     assert (report.outcome, FOREVER[fault] in {each.code for each in report.findings}) == (CheckOutcome.REJECTED, True)
 
 
+def test_an_open_backend_of_attention_hides_no_other_fault() -> None:
+    (reading,) = read_setups("VLLM_ATTENTION_BACKEND=$B vllm serve m", engine_version="0.14.1")
+    assert judge(reading).outcome is CheckOutcome.CANNOT_BE_JUDGED
+    (reading,) = read_setups(f"VLLM_ATTENTION_BACKEND=$B vllm serve m {NO_METHOD}", engine_version="0.14.1")
+    assert judge(reading).outcome is CheckOutcome.REJECTED
+
+
 @pytest.mark.parametrize("fault", [each for each in FOREVER if "tool" not in each])
 def test_an_open_parser_or_variable_hides_no_other_fault(fault: str) -> None:
+    if FOREVER[fault] == "config-value":
+        (reading,) = read_setups(f"vllm serve m --hf-overrides $C {fault}", engine_version="0.33.0")
+        assert judge(reading).outcome is CheckOutcome.REJECTED
     for start in ("VLLM_USE_V2_MODEL_RUNNER=$V vllm serve m", "vllm serve m --tool-call-parser $P"):
         (reading,) = read_setups(f"{start} {fault}", engine_version="0.33.0")
         assert judge(reading).outcome is CheckOutcome.REJECTED
@@ -89,7 +99,7 @@ def test_an_open_parser_or_variable_hides_no_other_fault(fault: str) -> None:
         ("--enable-auto-tool-choice --tool-call-parser $P", "tool-parser-unknown"),
         ("--enable-auto-tool-choice --tool-call-parser $P", "flags-refused"),
         ("--reasoning-parser nosuch --reasoning-parser-plugin $P", "reasoning-parser-unknown"),
-        ("--compilation-config $C --gpu-memory-utilization 2", "config-value"),  # any object
+        ("--structured-outputs-config $C --reasoning-parser nosuch", "reasoning-parser-unknown"),  # any object
     ],
 )
 def test_what_only_some_values_meet_is_not_told(flags: str, code: str) -> None:

@@ -59,7 +59,7 @@ IN_PLACE = [
     "xargs -I {} vllm serve FLAG {}", "xargs -I% vllm serve FLAG %", "xargs -0I{} vllm serve FLAG {}",
     "xargs -i vllm serve FLAG {}", "xargs --replace=N vllm serve FLAG N", "xargs -I{} sh -c 'vllm serve FLAG {}'",
     "parallel vllm serve FLAG {} ::: 1 2", "parallel -j1 vllm serve FLAG {1} ::: 1 2", "vllm serve FLAG {}",
-    "find . -exec vllm serve FLAG {} \\;",
+    "find . -exec vllm serve FLAG {} \\;", "parallel -I, vllm serve FLAG , ::: 1 2", "xargs -J % vllm serve FLAG %",
 ]  # fmt: skip
 
 

@@ -314,16 +314,28 @@ def _list_tried(name: str, release: Release) -> tuple[Any, ...]:
         return _TRIED_SPECS
     if name.startswith(("VLLM_USE_", "VLLM_ALLOW_")):
         return _TRIED_VARIABLES
+    if name == "VLLM_ATTENTION_BACKEND":
+        return tuple(release.table("attention_backends"))
     row: Mapping[str, Any] = next((row for row in release.table("flags").values() if row["field"] == name), {})
     kind = str(row.get("type"))
     if some := row.get("choices") or _TRIED.get(kind.partition(" |")[0], ()):
         return tuple(some)
+    if row.get("kind") == "json":
+        return ({},)
     if row.get("kind") != "value" or not any(each in kind for each in ("str", "parse_")):
         return ()
     texts = (text for each in list_conditions() if name in each.when for text in _TEXTS.findall(each.when))
     return tuple(dict.fromkeys((_ANY_TEXT, *row.get("suggestions", ()), *texts)))[:_MOST_TEXTS]
 
 
+def _list_rows(reading: SetupReading, release: Release) -> list[Mapping[str, Any]]:
+    """Return the rows of the unknown flags but the speculative JSON, of whose values enough are tried."""
+    unknown = reading.unknown.keys() - {_SPEC}
+    return [row for row in release.table("flags").values() if row["field"] in unknown]
+
+
+_OF_ONE_VALUE = frozenset({"config-value", "bad-flag-value", "not-a-choice"})
+"""Refusals of one value by itself, which nothing in the JSON of another flag can change."""
 _TEXTS = re.compile(r"'([^'\s]{1,40})'")
 _MOST_TEXTS = 40
 
@@ -362,8 +374,10 @@ def _judge_way(reading: SetupReading, installed: frozenset[str] | None, *, neare
             report = _report(release, setup, find_remarks(release), None, is_judged=False)
             report = replace(report, version="") if "engine_version" in reading.unknown else report
             tried = [check_context(get_context(each, release, **about)) for each in _try_values(reading, release)]
-            if tried:
-                report = replace(report, findings=tuple(dict.fromkeys((*report.findings, *_find_common(tried)))))
+            common = _find_common(tried) if tried else ()
+            if any(row["kind"] == "json" for row in _list_rows(reading, release)):
+                common = [each for each in common if each.code in _OF_ONE_VALUE]
+            report = replace(report, findings=tuple(dict.fromkeys((*report.findings, *common))))
         else:
             context = get_context(setup, release, **about)
             report = check_context(context)

@@ -304,7 +304,7 @@ _OF_PARALLEL = re.compile(r"\{(?:[./#%]|/[./]|\d+(?:[./]|/[./])?)?\}")
 """What GNU parallel replaces: `{}`, `{.}`, `{1}`, `{2/.}` ..."""
 _OF_FIND = re.compile(r"\{\}")
 _ENDS_OF_FIND = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
-_OF_XARGS = re.compile(r"-[0oprtx]*I(.*)|(?:-[0oprtx]*i|--replace=?)(.*)", re.DOTALL)
+_OF_XARGS = re.compile(r"-[0oprtx]*[IJ](.*)|(?:-[0oprtx]*i|--replace=?)(.*)", re.DOTALL)
 
 
 _ENDS: Mapping[str, re.Pattern[str]] = {"parallel": re.compile(r"::::?\+?"), "find": re.compile(r";|\+")}
@@ -323,7 +323,9 @@ def _find_added(before: Sequence[Word]) -> tuple[str, re.Pattern[str] | None]:
     for index, text in enumerate(texts):
         name = text.rpartition("/")[2]
         if name == "parallel":
-            return name, _OF_PARALLEL
+            own = next((place for place, option in enumerate(texts[index:], index) if option.startswith("-I")), None)
+            replaced = "" if own is None else texts[own][2:] or "".join(texts[own + 1 : own + 2])
+            return name, re.compile(re.escape(replaced)) if replaced else _OF_PARALLEL
         if name == "find" and not _ENDS_OF_FIND.isdisjoint(texts[index:]):
             return name, _OF_FIND
         if name == "xargs":
