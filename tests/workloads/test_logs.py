@@ -1,6 +1,7 @@
 """Logs of gateways and observers: the request, its answer's length and its time are found in each."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from tests.support.loaded import load_workload
 
 from draftwise.core import InvalidSetup, Workload
+from draftwise.workloads.engine_log import EngineLog
 
 ASK = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 50, "model": "m"}
 ANSWER = {
@@ -192,3 +194,21 @@ def test_helicones_csv_is_read_as_its_json(tmp_path: Path) -> None:
     )
     workload = load_workload(f"{path}#output=logged")
     assert [(prompt.id, prompt.max_tokens) for prompt in workload.prompts] == [("r1", 17)]
+
+
+@pytest.mark.parametrize("unit", ["a ", r"a\n"])
+@pytest.mark.parametrize("mark", ["'", '"'])
+def test_a_long_prompt_in_an_engines_log_takes_memory_by_its_length_and_no_more(unit: str, mark: str) -> None:
+    """5 MB of text took 800 MB, for places to go back to that a quoted text has not."""
+    quoted = 200_000 * unit
+    line = f"INFO 01-01 00:00:00 [x] Received request a: prompt: {mark}{quoted}{mark}, params: P(max_tokens=16)"
+    log = EngineLog()
+    tracemalloc.start()
+    try:
+        log.add(1, line)
+        ((_, row),) = log.rows()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert row["body"]["prompt"] == quoted.replace(r"\n", "\n")
+    assert peak < 20 * len(line)

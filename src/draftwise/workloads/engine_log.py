@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 # vllm/entrypoints/logger.py (0.9.2 to 0.22.1) and vllm/entrypoints/serve/utils/request_logger.py (0.23.0 to 0.33.0).
-_TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|None)"""
+_TEXT = r"""(?:'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"|None)"""
 _IDS = r"(?:\[[\d, ]*\]|\([\d, ]*\)|None)"
 _ANSWER = r"Generated response (?P<id>\S+?)(?: \(streaming (?P<stream>delta|complete)\))?"
 _HEAD = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) (\d\d-\d\d \d\d:\d\d:\d\d) ")
