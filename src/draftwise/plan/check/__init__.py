@@ -30,6 +30,7 @@ from draftwise.knowledge.added import MissingFacts
 from draftwise.knowledge.defects import Defect
 from draftwise.knowledge.gpus import Gpu
 from draftwise.knowledge.memory_overheads import list_tiers
+from draftwise.knowledge.methods import methods_where
 from draftwise.knowledge.rules import all_rules, find_doubts, get_rule, of_release
 from draftwise.knowledge.validators import list_conditions
 from draftwise.knowledge.vllm import Release, find_remarks, get_release
@@ -275,14 +276,6 @@ _TRIED: Mapping[str, tuple[Any, ...]] = MappingProxyType({
 """Values that stand for all of a type, where a flag names no choices."""
 _ANY_MODEL = "a/model"
 _ANY_TEXT = "a-text"
-_TRIED_SPECS: tuple[Mapping[str, Any], ...] = (
-    {"method": "ngram", "num_speculative_tokens": 3},
-    {"method": "suffix"},
-    *(
-        {"method": each, "model": "a/drafter", "num_speculative_tokens": 3}
-        for each in ("eagle3", "draft_model", "dflash")
-    ),
-)
 _TRIED_VARIABLES = ("0", "1")
 
 
@@ -311,7 +304,9 @@ _SPEC = "speculative_config"
 def _list_tried(name: str, release: Release) -> tuple[Any, ...]:
     """Return values that stand for all of an argument or a variable; nothing where none can."""
     if name == _SPEC:
-        return _TRIED_SPECS
+        common = {"num_speculative_tokens": 3}
+        drafters = {name: {"model": _ANY_MODEL} if each.has_weights else {} for name, each in methods_where().items()}
+        return tuple({"method": name, **drafter, **common} for name, drafter in drafters.items())
     if name.startswith(("VLLM_USE_", "VLLM_ALLOW_")):
         return _TRIED_VARIABLES
     if name == "VLLM_ATTENTION_BACKEND":
