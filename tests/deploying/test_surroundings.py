@@ -558,7 +558,8 @@ def test_a_limit_below_what_the_server_needs_is_told(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [("", ["limit-open"]), ("MEM=8", ["limit-too-small"]), ("MEM=64", []), ("MEM=", ["limit-open"])]
+    ("given", "told"),
+    [("", ["limit-open"]), ("MEM=8", ["limit-too-small"]), ("MEM=64", []), ("MEM=0", []), ("MEM=", ["limit-open"])],
 )
 def test_a_limit_in_a_variable_is_read_or_told(given: str, told: list[str], tmp_path: Path) -> None:
     source = tmp_path / "compose.yaml"

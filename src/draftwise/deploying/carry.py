@@ -110,7 +110,9 @@ def _read_limit(item: SourceItem, kind: str, given: str) -> Decimal | None:
         is_share = kind == "CPUs" and given[:-1].isdecimal()
         return Decimal(given[:-1]) / 100 if is_share else None
     found = _SIZE.fullmatch(given.strip())
-    return None if found is None else Decimal(found[1]) * 1024 ** (" kmgt".index(found[2].lower() or " "))
+    if found is None or (item.part == "service" and not Decimal(found[1])):
+        return None  # 0 is no limit for Docker
+    return Decimal(found[1]) * Decimal(1024) ** (" kmgt".index(found[2].lower() or " "))
 
 
 def find_secret_commands(order: ServiceOrder, target: DeployTarget) -> dict[str, str]:

@@ -12,7 +12,8 @@ _SET_BY_LOOP = re.compile(r"set (?:in|by) a loop")
 _VALUE = re.compile(r"depends on (.+?) \((computed by the (?:program|shell)|[^()]*)\)")
 _LINE = re.compile(r":(\d+)(?: |$)")
 _TEMPLATE_VARIABLES = re.compile(
-    r"""\{%-?\s*for\s+(\w+)|\bloop_var:\s*["']?(\w+)|^\s*(?:-\s*)?(?:loop|with_\w+):()|\bfor_each\s*=()""", re.MULTILINE
+    r"""\{%-?\s*for\s+(\w+)|\bloop_var:\s*["']?(\w+)|^[ \t]*(?:-[ \t]*)?(?:loop|with_\w+):()|\bfor_each\s*=()""",
+    re.MULTILINE,
 )
 """Variables of loops in templates, or none where a platform has a name for them."""
 _ADDED = re.compile(r"the words that (?:xargs|parallel|find) adds")

@@ -17,9 +17,8 @@ from packaging.version import Version
 from draftwise.core import Effect, Ruling, Severity, Stage
 from draftwise.knowledge.rules import Probe
 from draftwise.knowledge.stored import read_folder
-from draftwise.knowledge.vllm import Release, releases
+from draftwise.knowledge.vllm import Release, parse_version, releases
 
-_version = cache(Version)
 _REPORTED = "~"
 """Mark of a release that only reports name."""
 _SURE = frozenset({"wheel", "merged"})
@@ -104,14 +103,14 @@ class Defect:
     @property
     def first_release(self) -> Version:
         """First release in which the fault was reported or read."""
-        return _version(self.first.removeprefix(_REPORTED))
+        return parse_version(self.first.removeprefix(_REPORTED))
 
     @property
     def last_release(self) -> Version:
         """Last release that has it or has a report; an open row does not cover releases that users added."""
         if self.last is None:
             return next(release.version for release in reversed(releases()) if release.added is None)
-        return _version(self.last.removeprefix(_REPORTED))
+        return parse_version(self.last.removeprefix(_REPORTED))
 
     @property
     def is_end_known(self) -> bool:

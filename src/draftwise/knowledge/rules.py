@@ -19,19 +19,17 @@ from packaging.version import Version
 from draftwise.core import Effect, Finding, Ruling, Severity, Stage
 from draftwise.core.finding import join_names
 from draftwise.knowledge.stored import read_folder
-from draftwise.knowledge.vllm import Release, releases
+from draftwise.knowledge.vllm import Release, parse_version, releases
 
 _PROBES = "probes"
 _TEXTS = ("message", "where", "fix", "becomes")
 _CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)
 
-_version = cache(Version)
-"""Parsed once: a judgement asks some hundred rules, which begin and end at the same few releases."""
-
 
 def is_within(spans: Iterable[tuple[str, str | None]], version: Version) -> bool:
     """Return whether a release lies in one of the spans, whose ends are included."""
-    return any(_version(first) <= version and (last is None or version <= _version(last)) for first, last in spans)
+    parse = parse_version
+    return any(parse(first) <= version and (last is None or version <= parse(last)) for first, last in spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
+from packaging.utils import canonicalize_name
+
 from draftwise.knowledge.rules import all_rules, is_within
 from draftwise.knowledge.stored import read_rows
 from draftwise.knowledge.vllm import Release, releases
@@ -75,44 +77,17 @@ class NeededPackage:
 
     def is_in(self, installed: Collection[str]) -> bool:
         """Return whether it is among installed packages."""
-        return any(_VARIANT.sub("", each) == self.package for each in installed)
+        return any(name_package(each) == self.package for each in installed)
 
 
 RAY_RUNS = "ray start"
 """Stands among packages for a command that starts Ray."""
 _VARIANT = re.compile(r"-(?:cu(?:da)?\d*|non-cuda)$")
-_INSTALLER = re.compile(r"(?:sudo )?(?:python[\d.]* -m )?(?:uv )?pip[\d.]*(?: -\S+)*")
-_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[([^\]]*)\])?\s*(?:[<>=!~@][^;]*)?")
-_VALUED = frozenset(
-    {"-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "--index", "-f", "--group"}
-    | {"--find-links", "--no-binary", "--only-binary", "--upgrade-package", "-P", "--reinstall-package", "--exclude"}
-    | {"--refresh-package", "--no-build-package", "--no-binary-package", "--no-build-isolation-package", "-e"}
-)
-"""Options of pip and uv whose next word is not installed as a package, or is a folder."""
-_ELSEWHERE = frozenset({"-t", "--target", "--prefix", "--root", "-p", "--python", "--dry-run"})
-"""Options with which nothing is installed for the server's Python."""
 
 
-def read_installation(words: Sequence[str]) -> dict[str, bool]:
-    """Return the optional packages that a command of pip installs (true) or takes away; `RAY_RUNS` if it starts Ray."""
-    texts = [each.strip("\"'") for each in words]
-    names = [each.rpartition("/")[2] for each in texts]
-    if names[:2] == ["ray", "start"] or "multi-node-serving.sh" in names[:2]:  # which begins with `ray start`
-        return {RAY_RUNS: True}
-    place = next((index for index, each in enumerate(texts) if each in ("install", "uninstall", "remove")), None)
-    if place is None:
-        return {}
-    adds, after = texts[place] == "install", texts[place + 1 :]
-    elsewhere = not _ELSEWHERE.isdisjoint(each.partition("=")[0] for each in after)
-    if adds and (elsewhere or not _INSTALLER.fullmatch(" ".join(texts[:place]))):
-        return {}
-    named = [each for before, each in zip(texts[place:], after, strict=False) if before not in _VALUED]
-    found: set[str] = set()
-    for each in filter(None, map(_REQUIREMENT.fullmatch, named)):
-        name = _VARIANT.sub("", re.sub(r"[-_.]+", "-", each[1]).lower())
-        extras = re.split(r"[\s,]+", each[2] or "") if name == "vllm" and adds else ()
-        found |= {name, *(row.package for row in list_packages() if row.extra and row.extra in extras)}
-    return dict.fromkeys(found & list_asked_packages(), adds)
+def name_package(text: str) -> str:
+    """Return the name of a package as the index writes it, without its variant for one CUDA."""
+    return _VARIANT.sub("", canonicalize_name(text))
 
 
 @cache

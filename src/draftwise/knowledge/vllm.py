@@ -39,8 +39,8 @@ class Span:
     """Release, file and symbol where the value was first read."""
 
 
-_name, _version = cache(str), cache(Version)
-"""A version as text and a text as version: each look at a table asks for them."""
+_name, parse_version = cache(str), cache(Version)
+"""A version as text and a text as version: each look at a table, and each of some hundred rules, asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,8 @@ def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
     """
     return tuple(
         Span(
-            since=_version(row.since),
-            until=None if row.until is None else _version(row.until),
+            since=parse_version(row.since),
+            until=None if row.until is None else parse_version(row.until),
             value=row.value,
             source=_cite(row),
         )

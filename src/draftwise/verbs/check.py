@@ -12,7 +12,7 @@ from typing import ClassVar
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Severity, Stage
 from draftwise.core.progress import Progress
 from draftwise.knowledge.messages import note
-from draftwise.knowledge.validators import list_asked_packages
+from draftwise.knowledge.validators import list_asked_packages, name_package
 from draftwise.knowledge.vllm import releases
 from draftwise.plan.check import Report, judge
 from draftwise.plan.check.stages import WHOLE_LIST
@@ -105,7 +105,7 @@ def _name_packages(given: Iterable[str]) -> frozenset[str]:
     named = {each: _PACKAGE.fullmatch(each) for each in map(str.strip, given) if each}
     if wrong := next((each for each, match in named.items() if match is None), None):
         refuse(f"{wrong!r} is not a package; write name or name==version.", where="--installed")
-    names = frozenset(re.sub(r"[-_.]+", "-", match[1]).lower() for match in named.values() if match)
+    names = frozenset(name_package(match[1]) for match in named.values() if match)
     from difflib import get_close_matches  # most calls name no package
 
     known = list_asked_packages()

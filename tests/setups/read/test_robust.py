@@ -1,17 +1,30 @@
 """Whatever is given, the readers answer with readings or with InvalidSetup, and soon."""
 
 import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pkgutil import ModuleInfo, walk_packages
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.support.bounded import STEPS, run_bounded
 
+from draftwise import deploying, setups
 from draftwise.core import InvalidSetup
 from draftwise.setups.read import SetupReading, read_setups
 from draftwise.setups.read.manifests.yaml_text import read_yaml
-from draftwise.setups.read.shell import script_runner
+from draftwise.setups.read.shell import open_texts, script_runner
+from draftwise.setups.read.shell.environment import NOTHING_SET
+from draftwise.setups.read.shell.open_texts import Holes
+from draftwise.setups.read.shell.paths import PathState
 from draftwise.setups.read.shell.script import run_script
+from draftwise.setups.read.shell.script_runner import Shell
+from draftwise.setups.read.shell.syntax import parse
+from draftwise.setups.read.windows_scripts import to_shell
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -133,6 +146,15 @@ def test_a_text_without_a_server_is_refused_however_long_its_words_are(text, tol
     assert error.value.findings[0].fix.startswith(told)
 
 
+COMPOSE = SEEDS[3].partition("    command:")[0] + "    environment:\n"
+POD = SEEDS[4].partition("    env:")[0] + "    env:\n"
+
+
+def _repeat(unit: str, count: int) -> str:
+    """Return a text again and again, with a number of its own in the place of each `#`."""
+    return "".join(unit.replace("#", str(each)) for each in range(count))
+
+
 @pytest.mark.parametrize("unit", ["A=1 ", "for ((\n"])
 def test_steps_grow_no_faster_than_a_script(unit, monkeypatch):
     monkeypatch.setattr(script_runner, "_MAX_STEPS", 20)
@@ -145,12 +167,18 @@ def test_steps_grow_no_faster_than_a_script(unit, monkeypatch):
 
 @pytest.mark.parametrize(
     ("head", "unit"),
-    [("[Service]\n", "ExecStart=/bin/vllm serve m\n" + 40 * "Nice=1\n"), ("vllm serve m ", 40 * 'A={"a":')],
-    ids=["unit", "json"],
+    [
+        ("[Service]\n", "ExecStart=/bin/vllm serve m\n" + 40 * "Nice=1\n"),
+        ("[Service]\nExecStart=/bin/vllm serve m\n", "".join(f"[X{each}-#]\nA=1\n" for each in range(20))),
+        ("[Service]\nExecStart=/bin/vllm serve m\n", "".join(f"Environment=A{each}_#=1\n" for each in range(20))),
+        (COMPOSE, "".join(f"    - A{each}_#=1\n" for each in range(20))),
+        ("vllm serve m ", 40 * 'A={"a":'),
+    ],
+    ids=["unit", "sections", "variables", "compose", "json"],
 )
 def test_steps_grow_no_faster_than_a_text(head, unit):
     _, few, many = (
-        run_bounded(lambda count=count: read_setups(head + unit * count), 40 * STEPS) for count in (9, 10, 40)
+        run_bounded(lambda count=count: read_setups(head + _repeat(unit, count)), 40 * STEPS) for count in (9, 10, 40)
     )
     assert many < 1.6 * 4 * few
 
@@ -161,10 +189,56 @@ def test_functions_that_call_each_other_twice_are_looked_at_once(monkeypatch):
     run_bounded(lambda: run_script(calls + "for i in $x; do f0; done\nvllm serve m"), STEPS)
 
 
-def test_a_script_with_too_many_steps_is_refused_with_its_line(monkeypatch):
-    monkeypatch.setattr(script_runner, "_MOST_WORK", 100_000)
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (_repeat("A#=1\n", 400) + "vllm serve m", 96),
+        (("A+=(" + 20 * "x " + ")\n") * 400 + "vllm serve m", 39),
+        ("FROM vllm/vllm-openai\n" + _repeat("ENV A#=1\n", 400) + 'CMD ["--model", "m"]', 96),
+        (POD + _repeat("    - {name: A#, value: b}\n", 400), 103),
+    ],
+    ids=["script", "array", "dockerfile", "pod"],
+)
+def test_a_text_with_too_many_steps_is_refused_with_its_line(text, line, monkeypatch):
+    monkeypatch.setattr(open_texts, "_MAX_WORK", 100_000)
     with pytest.raises(InvalidSetup) as refused:
-        read_setups("".join(f"A{each}=1\n" for each in range(400)) + "vllm serve m")
+        read_setups(text)
     (finding,) = refused.value.findings
-    assert (finding.code, finding.where) == ("too-long", "line 96")
+    assert (finding.code, finding.where) == ("too-long", f"line {line}")
     assert "100,000" in finding.message
+
+
+def test_a_loop_leaves_nothing_of_its_turns_behind():
+    shell = Shell(NOTHING_SET, Holes())
+    shell.run_all(parse("for i in a b; do c; done\n" * 20), PathState())
+    assert {len(turn) for _, turn in shell.reached} == {2}
+
+
+@pytest.mark.parametrize("use", ["$(A)", "'$(A)'"])
+def test_the_variables_of_make_are_filled_in_up_to_a_length(use):
+    text = "A = b\n" + "A += b\n" * 2_000 + f"run:\n\tvllm serve m {use * 2_000}\n"
+    with pytest.raises(InvalidSetup) as refused:
+        to_shell(text, ".mk")
+    assert refused.value.findings[0].code == "too-long"
+
+
+def test_no_pattern_begins_anew_at_each_of_many_empty_lines():
+    modules = [import_module(each.name) for root in (setups, deploying) for each in _list_modules(root)]
+    patterns = [each for module in modules for value in vars(module).values() for each in _list_patterns(value)]
+    assert len(patterns) > 100
+    assert not [each for each in patterns if re.search(r"\^\\s[*+]", each)]
+
+
+def _list_modules(package: ModuleType) -> Iterable[ModuleInfo]:
+    return walk_packages(package.__path__, f"{package.__name__}.")
+
+
+def _list_patterns(value: Any) -> Iterator[str]:
+    """Yield the patterns in a constant that may be searched in each line of a text."""
+    if isinstance(value, re.Pattern):
+        yield value.pattern if value.flags & re.MULTILINE else ""
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | Mapping):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _list_patterns(each)

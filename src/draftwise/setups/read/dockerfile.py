@@ -15,6 +15,7 @@ from draftwise.setups.read.manifests.references import References
 from draftwise.setups.read.pinned_release import find_installed_packages, install
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
+from draftwise.setups.read.shell.open_texts import PER_COMMAND, check_work
 from draftwise.setups.read.shell.words import Word, split_words
 
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
@@ -34,8 +35,10 @@ def find_image(text: str, given: Mapping[str, str], folder: Path) -> Iterator[La
         InvalidSetup: a quote is never closed, or the expanded text is too long.
     """
     stages: dict[str, _Stage] = {}
-    stage = _Stage()
+    stage, work = _Stage(), 0
     for line, name, value in _find_instructions(text):
+        work += PER_COMMAND + len(stage.args.values) + len(stage.env.values) + len(stage.args.unknown)
+        check_work(work, line)
         if name == "FROM":
             stage = stage.begin(Word(value, line), stages)
         else:
@@ -132,10 +135,7 @@ class _Stage:
         return unknown.given(given)
 
     def _read_env(self, word: Word) -> Environment:
-        env = NOTHING_SET
-        for name, value in _split_pairs(word):
-            env |= self._assign(name, value)
-        return env
+        return Environment.join(self._assign(*pair) for pair in _split_pairs(word))
 
     def _assign(self, name: str, value: Word) -> Environment:
         filled = _REFERENCES.fill_in(value, self.args | self.env)

@@ -18,7 +18,7 @@ from draftwise.knowledge.stored import read_data
 
 _WORD = re.compile(r"""(?:[^\s"',\[\]{}()=\\;&|]|(?<=\w),(?=\w)|(?<=[\w:])\\(?=\w))+""")
 _VLLM = re.compile(
-    r"\bvllm(?:[\"']?,?\s+[\"']?serve\b|\.entrypoints)|vllm/vllm-openai|^\s*(?:from|import) vllm\b", re.MULTILINE
+    r"\bvllm(?:[\"']?,?\s+[\"']?serve\b|\.entrypoints)|vllm/vllm-openai|^[ \t]*(?:from|import) vllm\b", re.MULTILINE
 )
 _VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)(\[[@*]\])?\}?["']?""")
 _FOR_FLAGS = re.compile(r"ARG|OPT|EXTRA|FLAG|SPEC", re.IGNORECASE)
@@ -28,7 +28,7 @@ _CONTINUED = re.compile(r"(?<!\\)\n")
 """Ends of lines that no backslash joins to the next."""
 _KEY = r"""["']?\b{name}\b["']?(?:\s*:\s*|\s*=\s*(?=["'\d]))["']?([\w./-]+)"""
 _MAY_SPECULATE = re.compile(
-    r"-[\w-]*(?:spec|draft|lookup|eagle|mtp|nextn|ngram)[\w-]*|-md|(?:speculative|draft)\w+(?=\s*=)"
+    r"(?<![\w-])-[\w-]*(?:spec|draft|lookup|eagle|mtp|nextn|ngram)[\w-]*|-md|(?:speculative|draft)\w+(?=\s*=)"
 )
 """A flag or an argument whose name is about speculation."""
 

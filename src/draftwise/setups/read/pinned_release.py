@@ -12,9 +12,14 @@ from packaging.version import InvalidVersion, Version
 
 from draftwise.core import InvalidSetup
 from draftwise.knowledge.images import find_release
-from draftwise.knowledge.validators import read_installation
 from draftwise.setups.read.input_texts import read_text
-from draftwise.setups.read.shell.script_runner import REQUIREMENTS, find_installed, is_project, settle_release
+from draftwise.setups.read.shell.installations import (
+    REQUIREMENTS,
+    find_installed,
+    is_project,
+    read_installation,
+    settle_release,
+)
 
 _RELEASE = r"v?(?P<release>\d+\.\d[\w.]*)"
 _PACKAGE = r"(?<![\w./-])vllm(?:\[[\w,\s-]*\])?"

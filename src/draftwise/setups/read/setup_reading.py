@@ -123,7 +123,7 @@ def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Se
     Raises:
         InvalidSetup: the words start no vLLM server, or are too long.
     """
-    check_length(words)
+    check_length(sum(map(len, words)))
     launch = find_launch([Word(word) for word in words])
     if launch is None:
         raise no_server("")

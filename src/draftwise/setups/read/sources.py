@@ -32,9 +32,9 @@ from draftwise.setups.read.setup_reading import (
     read_launch,
 )
 from draftwise.setups.read.shell.environment import Environment
+from draftwise.setups.read.shell.installations import REQUIREMENTS, is_project
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches, is_vllm_image
 from draftwise.setups.read.shell.script import evaluate_words, run_script
-from draftwise.setups.read.shell.script_runner import REQUIREMENTS, is_project
 from draftwise.setups.read.shell.words import MAX_CHARS
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ LAYOUTS: Mapping[str, re.Pattern[str]] = {
     "yaml": re.compile(
         r"\A(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|(?:-[ ]+)*(?:[\w./-]+|\"[^\"\n]*\"|'[^'\n]*')[ ]*:(?:\s|$))"
     ),
-    "python": re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE),
-    "quadlet": re.compile(r"^\[Container\]\s*$", re.MULTILINE),
-    "unit": re.compile(r"^\[Service\]\s*$", re.MULTILINE),
+    "python": re.compile(r"^[ \t]*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE),
+    "quadlet": re.compile(r"^\[Container\][ \t\r]*$", re.MULTILINE),
+    "unit": re.compile(r"^\[Service\][ \t\r]*$", re.MULTILINE),
     "dockerfile": re.compile(
         r"(?i)\A(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)"
     ),

@@ -12,7 +12,7 @@ from draftwise.setups.read.manifests.parts import Findings, get_mapping, get_wor
 from draftwise.setups.read.manifests.references import COMPOSE, read_env_file
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
-from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
+from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
 
@@ -81,24 +81,21 @@ class _Project:
 
     def _read_env(self, path: Path, service: Mapping[str, Any]) -> Environment:
         """Return the variables of a service: those of its files, and over them its own."""
-        env = NOTHING_SET
+        found: list[Environment] = []
         files = service.get("env_file")
         for file in files if isinstance(files, list) else [files]:
             name = file.get("path") if isinstance(file, Mapping) else file
             if isinstance(name, str):
-                env |= self._read_file(name)
-        for name, text in _get_variables(self.document, (*path, "environment"), service.get("environment")):
-            env |= self._read_variable(name, text)
-        return env.given(self.given)
+                found.append(self._read_file(name))
+        own = _get_variables(self.document, (*path, "environment"), service.get("environment"))
+        found += (self._read_variable(name, text) for name, text in own)
+        return Environment.join(found).given(self.given)
 
     def _read_file(self, name: str) -> Environment:
         file = self.folder / COMPOSE.fill_in(Word(name), self.caller).text
         if not file.is_file():
             return Environment(elsewhere=f"the env_file {name}, which does not exist")
-        env = NOTHING_SET
-        for key, text in read_env_file(read_text(file)).items():
-            env |= self._read_variable(key, text)
-        return env
+        return Environment.join(self._read_variable(*row) for row in read_env_file(read_text(file)).items())
 
     def _read_variable(self, name: str, text: str | None) -> Environment:
         """Return a variable. One without a value is passed on from where docker compose runs."""

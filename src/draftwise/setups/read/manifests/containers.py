@@ -12,6 +12,7 @@ from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_te
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
+from draftwise.setups.read.shell.open_texts import PER_COMMAND, check_work
 from draftwise.setups.read.shell.words import Word
 
 _KINDS: Mapping[str, str] = {"ConfigMap": "configMap", "Secret": "secret"}
@@ -30,7 +31,7 @@ class Stores:
 
     def read_env(self, document: YamlDocument, path: Path, container: Mapping[str, Any]) -> Environment:
         """Return the variables of the container at a path."""
-        env = NOTHING_SET
+        env, work = NOTHING_SET, 0
         sources = container.get("envFrom")
         for source in sources if isinstance(sources, list) else ():
             env |= self._read_source(get_mapping(source))
@@ -38,6 +39,8 @@ class Stores:
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
                 env |= self._read_entry(document, (*path, "env", index), entry, env)
+                work += PER_COMMAND + len(env.values) + len(env.unknown)
+                check_work(work, document.line((*path, "env", index)))
         return env.given(self.given)
 
     def _read_source(self, source: Mapping[str, Any]) -> Environment:

@@ -40,7 +40,7 @@ def get_words(document: YamlDocument, path: Path, value: Any, found: Findings) -
             words += (Word(text, line, place) for key, inner in item.items() for text in _as_meant(key, inner))
         if not isinstance(item, str):
             found.append(_not_text(item, line, place))
-    check_length(word.text for word in words)
+    check_length(sum(len(word.text) for word in words))
     return tuple(words)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from draftwise.setups.read.shell.environment import Environment, describe_unknown
-from draftwise.setups.read.shell.words import MAX_CHARS, Word, check_length, split_words
+from draftwise.setups.read.shell.words import Word, check_length, split_words
 
 _ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_][\w.-]*)\s*=\s*(.*)", re.DOTALL)
-_COMMENT = re.compile(r"(?:^|\s+)#.*")
+_COMMENT = re.compile(r"(?:^|(?<!\s)\s+)#.*")
 _QUOTED = re.compile(r"""(['"])(.*)\1\s*(?:#.*)?""", re.DOTALL)
 _MARK = re.compile("\0([0-9]+)\0")
 """Stands for a reference whose value is not at hand while its text is split into words; no YAML holds a NUL."""
@@ -75,7 +75,7 @@ class _TextFiller:
             pos = end
         parts.append(text[pos:])
         self.chars += sum(map(len, parts))
-        check_length(["x" * min(self.chars, MAX_CHARS + 1)] if self.chars > MAX_CHARS else ())
+        check_length(self.chars)
         return "".join(parts)
 
     def _value(self, found: re.Match[str], written: str, operand: str) -> str:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from draftwise.setups.read.input_texts import read_text
 from draftwise.setups.read.manifests.references import SYSTEMD, read_env_file
 from draftwise.setups.read.place import Place
-from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
+from draftwise.setups.read.shell.environment import Environment, describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch, run_image
 from draftwise.setups.read.shell.words import Word, split_words
 
+_HEADER = re.compile(r"\[([\w-]+)\]")
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
 _WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
-_QUOTED = re.compile(r""""(?:[^"\\]|\\.)*"|'((?:[^'\\]|\\.)*)'""", re.DOTALL)
+_QUOTED = re.compile(r""""(?:[^"\\]|\\.)*(?:"|\\?\Z)|'((?:[^'\\]|\\.)*)(?:'|\\?(\Z))""", re.DOTALL)
 _SPECIFIER = re.compile(r"%(%|[A-Za-z])")
 
 
@@ -27,8 +28,9 @@ def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     Raises:
         InvalidSetup: a quote is never closed, or a file of variables cannot be read.
     """
-    settings = list(get_settings(text, "Service"))
-    env, place = read_environment(settings, given), Place(form="unit", value=list_settings(text))
+    sections = _read_sections(text)
+    settings = sections.get("Service", [])
+    env, place = _read_environment(settings, given), _get_place(sections)
     for line, name, value in settings:
         if name == "ExecStart":
             launch = find_launch(read_words(value.lstrip("-@:+!"), env, line), env=env)
@@ -36,21 +38,24 @@ def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
                 yield replace(launch, env=env | launch.env, where=f"line {line} ExecStart", place=place)
 
 
-def get_settings(text: str, section: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and value of each setting of a section."""
-    inside = False
+def _read_sections(text: str) -> dict[str, list[tuple[int, str, str]]]:
+    """Return line, name and value of the settings of each section."""
+    sections: dict[str, list[tuple[int, str, str]]] = {}
+    inside: list[tuple[int, str, str]] = []
     for line, setting in _join_lines(text.replace("\r\n", "\n")):
         match = _SETTING.fullmatch(setting)
         if setting.startswith("["):
-            inside = setting.strip() == f"[{section}]"
-        elif inside and match is not None:
-            yield line, match[1], match[2]
+            header = _HEADER.fullmatch(setting)
+            inside = sections.setdefault(header[1], []) if header is not None else []
+        elif match is not None:
+            inside.append((line, match[1], match[2]))
+    return sections
 
 
-def list_settings(text: str) -> tuple[tuple[str, str, str], ...]:
-    """Return every setting of a unit: section, name and value."""
-    sections = dict.fromkeys(re.findall(r"^\[([\w-]+)\]", text, re.MULTILINE))
-    return tuple((each, name, value) for each in sections for _, name, value in get_settings(text, each))
+def _get_place(sections: Mapping[str, Sequence[tuple[int, str, str]]]) -> Place:
+    """Return the surroundings of a unit's server: section, name and value of every setting."""
+    values = ((section, name, value) for section, settings in sections.items() for _, name, value in settings)
+    return Place(form="unit", value=tuple(values))
 
 
 def _join_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -70,18 +75,16 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
         yield start, "".join(parts).strip()
 
 
-def read_environment(settings: list[tuple[int, str, str]], given: Mapping[str, str]) -> Environment:
+def _read_environment(settings: Sequence[tuple[int, str, str]], given: Mapping[str, str]) -> Environment:
     """Return the variables of a unit; those from its files override its own."""
-    env, from_files = NOTHING_SET, NOTHING_SET
+    own: list[Environment] = []
     for line, name, value in settings:
         if name == "Environment":
-            for word in _split(value, line):
-                env |= _read_assignment(word)
-        elif name == "EnvironmentFile":
-            from_files |= _read_file(value)
+            own += map(_read_assignment, _split(value, line))
         elif name == "PassEnvironment":
-            env |= Environment(unknown=dict.fromkeys(value.split(), "inherited from the system manager"))
-    return (env | from_files).given(given)
+            own.append(Environment(unknown=dict.fromkeys(value.split(), "inherited from the system manager")))
+    files = (_read_file(value) for _, name, value in settings if name == "EnvironmentFile")
+    return Environment.join((*own, *files)).given(given)
 
 
 def _read_assignment(word: Word) -> Environment:
@@ -120,7 +123,8 @@ def _split(text: str, line: int) -> tuple[Word, ...]:
     """Return the words of a setting: systemd takes escapes in single quotes, too."""
 
     def requote(found: re.Match[str]) -> str:
-        return found[0] if found[1] is None else shlex.quote(re.sub(r"\\(['\"\\])", r"\1", found[1]))
+        is_closed = found[1] is not None and found[2] is None
+        return shlex.quote(re.sub(r"\\(['\"\\])", r"\1", found[1])) if is_closed else found[0]
 
     return split_words(_QUOTED.sub(requote, text), line=line)
 
@@ -141,8 +145,9 @@ def find_containers(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     Raises:
         InvalidSetup: a quote is never closed, or a file of variables cannot be read.
     """
-    settings = list(get_settings(text, "Container"))
-    env = read_environment(settings, given)
+    sections = _read_sections(text)
+    settings = sections.get("Container", [])
+    env = _read_environment(settings, given)
     unit = _UNIT.given(given)
     values = {name: (line, value) for line, name, value in settings}
     line, _ = values.get("Exec") or values.get("Image") or (1, "")
@@ -150,7 +155,7 @@ def find_containers(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     image = next(iter(_read(values.get("Image"), unit)), Word(""))
     launch = run_image(image, entrypoint, command, env=env)
     if launch is not None:
-        yield replace(launch, where=f"line {line} Exec", place=Place(form="unit", value=list_settings(text)))
+        yield replace(launch, where=f"line {line} Exec", place=_get_place(sections))
 
 
 def _read(setting: tuple[int, str] | None, unit: Environment) -> tuple[Word, ...]:

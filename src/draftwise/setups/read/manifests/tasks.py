@@ -20,8 +20,8 @@ from draftwise.setups.read.manifests.parts import get_gpus, get_mapping, get_wor
 from draftwise.setups.read.manifests.yaml_text import Path, YamlDocument, get_text
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import Environment
+from draftwise.setups.read.shell.installations import PINNED
 from draftwise.setups.read.shell.launch import Launch, find_launch, find_launches, is_vllm_image, run_image
-from draftwise.setups.read.shell.script_runner import PINNED
 from draftwise.setups.read.shell.words import MAX_CHARS, Word, split_words
 
 _FILLED_IN = re.compile(r"\{\{|\{%|\$\{")
@@ -29,7 +29,7 @@ _RECIPE = "recipe_version"
 """Key of a recipe of spark-vllm-docker."""
 _PLACES = re.compile(r"""['"]|\{\{|\}\}|\{\w+\}|(?:[^'"{}]|[{}])+?(?=['"{}]|\Z)""")
 """Parts of a text for Python's `str.format`: quotes, escaped braces, places, and the rest."""
-_BLOCK = re.compile(r"\{%[^\n]*?%\}|\{%")
+_BLOCK = re.compile(r"\{%(?:(?!\{%)[^\n])*?%\}|\{%")
 _NAMED = re.compile(r"\$?\{\{[-\s]*([\w.]*)[^{}\n]*\}\}")
 _WORDS = ("entrypoint", "command", "args")
 _OTHER_NAMES = {

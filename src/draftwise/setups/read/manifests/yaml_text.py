@@ -22,7 +22,7 @@ _MAX_NODES = 100_000
 _EXPLAINED = 20_000
 """Characters of a text that the slow parser reads again."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_TEMPLATE = re.compile(r"\{\{(?:(?!\{\{).)*?\}\}", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -24,15 +24,22 @@ class Environment:
 
     def __or__(self, later: Environment) -> Environment:
         """Return both together; where both set a variable, `later` wins."""
-        values = {name: value for name, value in self.values.items() if name not in later.unknown}
-        unknown = {name: origin for name, origin in self.unknown.items() if name not in later.values}
-        names = later.values.keys() | later.unknown.keys()
-        return Environment(
-            values={**values, **later.values},
-            unknown={**unknown, **later.unknown},
-            assumed={**{name: why for name, why in self.assumed.items() if name not in names}, **later.assumed},
-            elsewhere=later.elsewhere or self.elsewhere,
-        )
+        return Environment.join((self, later))
+
+    @staticmethod
+    def join(environments: Iterable[Environment]) -> Environment:
+        """Return all together; where several set a variable, the last one wins."""
+        values, unknown, assumed, elsewhere = dict[str, str](), dict[str, str](), dict[str, str](), ""
+        for each in environments:
+            for names, others in ((each.values, unknown), (each.unknown, values)):
+                for name in names:
+                    others.pop(name, None)
+                    assumed.pop(name, None)
+            values |= each.values
+            unknown |= each.unknown
+            assumed |= each.assumed
+            elsewhere = each.elsewhere or elsewhere
+        return Environment(values=values, unknown=unknown, assumed=assumed, elsewhere=elsewhere)
 
     def given(self, values: Mapping[str, str]) -> Environment:
         """Return the environment with values for unknown variables."""

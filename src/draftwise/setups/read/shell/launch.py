@@ -14,8 +14,8 @@ from draftwise.knowledge.rules import get_rule
 from draftwise.knowledge.stored import read_data
 from draftwise.setups.read.place import Place
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
+from draftwise.setups.read.shell.installations import OPEN, PINNED, settle_release
 from draftwise.setups.read.shell.script import ScriptCommand, Way, run_script
-from draftwise.setups.read.shell.script_runner import OPEN, PINNED, settle_release
 from draftwise.setups.read.shell.words import Word
 
 _VLLM = re.compile(
@@ -362,7 +362,7 @@ def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | N
 
 
 def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
-    env = NOTHING_SET
+    passed: list[Environment] = []
     entrypoint: list[Word] = []
     num_gpus: int | None = None
     options: list[tuple[str, str]] = []
@@ -378,9 +378,9 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
         index += 1
         options.append((option, word.text))
         if option in ("-e", "--env"):
-            env |= _get_passed(word)
+            passed.append(_get_passed(word))
         elif option == "--env-file":
-            env |= Environment(elsewhere=f"{word.text}, which is not read")
+            passed.append(Environment(elsewhere=f"{word.text}, which is not read"))
         elif option == "--entrypoint":
             entrypoint = [word]
         elif option == "--gpus":
@@ -391,7 +391,7 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
     is_open = not args or args[-1].text.rpartition("/")[2] in _SHELLS
     if is_open and not entrypoint and not has_own_entry(words[index].text):
         return None
-    launch = run_image(words[index], entrypoint, args, env=env, depth=depth)
+    launch = run_image(words[index], entrypoint, args, env=Environment.join(passed), depth=depth)
     if launch is None:
         return None
     place = Place(form="command", value=tuple(options))
@@ -402,16 +402,17 @@ def _run_pod(words: Sequence[Word], depth: int) -> Launch | None:
     """Return the server that `kubectl run` starts with the words after `--`: arguments, or with --command all of it."""
     split = next(index for index, word in enumerate(words) if word.text == "--")
     options, args = words[:split], words[split + 1 :]
-    image, env, is_command = Word(""), NOTHING_SET, False
+    image, passed, is_command = Word(""), list[Environment](), False
     for word, following in zip(options, [*options[1:], Word("")], strict=True):
         option, separator, value = word.text.partition("=")
         given = replace(word, text=value) if separator else following
         if option == "--image":
             image = given
         elif option == "--env":
-            env |= _get_assigned([given])
+            passed.append(_get_assigned([given]))
         elif option == "--command":
             is_command = not separator or value == "true"
+    env = Environment.join(passed)
     return run_image(image, args[:1] if is_command else (), args[is_command:], env=env, depth=depth)
 
 

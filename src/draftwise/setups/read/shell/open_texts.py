@@ -10,20 +10,34 @@ from draftwise.knowledge.messages import refusal
 
 MAX_CHARS = 1_000_000
 """Maximum length of a text, before and after expansion."""
+PER_COMMAND = 1_000
+"""What a command costs, in values that are copied."""
+_MAX_WORK = 20_000_000
+"""How many values are copied while a text is followed."""
 
 _FIRST = 0xF0000
 _MOST = 60_000
 _MARK = re.compile("[\U000f0000-\U000fffff]")
 
 
-def check_length(texts: Iterable[str]) -> None:
-    """Refuse texts with a total length above `MAX_CHARS`.
+def check_length(chars: int) -> None:
+    """Refuse texts of more than `MAX_CHARS`.
 
     Raises:
         InvalidSetup: they are.
     """
-    if sum(map(len, texts)) > MAX_CHARS:
+    if chars > MAX_CHARS:
         raise refusal("too-long", case="expanded", max_chars=MAX_CHARS)
+
+
+def check_work(values: int, line: int) -> None:
+    """Refuse a text at a line for which more values are copied than draftwise copies.
+
+    Raises:
+        InvalidSetup: they are.
+    """
+    if values > _MAX_WORK:
+        raise refusal("too-long", case="followed", line=line, max_work=_MAX_WORK)
 
 
 def is_known(text: str) -> bool:

@@ -115,7 +115,7 @@ def _run(text: str | OpenText, line: int, env: Environment, arguments: Sequence[
     given = [each for each in (text, *(arguments or ())) if isinstance(each, OpenText)]
     shell = Shell(env, given[0].holes if given else Holes())
     source = text.text if isinstance(text, OpenText) else without_marks(text)
-    check_length([source])
+    check_length(len(source))
     state = PathState()
     if arguments is not None:
         name, *rest = [each.text if isinstance(each, OpenText) else without_marks(each) for each in arguments] or [""]
@@ -175,14 +175,16 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
     decided = reduce(join, [each.state for each in reached]).decisions.values()
     words: list[Word] = []
     gone: list[str] = []
+    names_model = False  # in the words but the last, so that the arguments of the script may be none
     for text, line, mistake in zip(first.words, first.lines, first.mistakes, strict=True):
-        if _is_left_out(shell, text) and (shell.holes.show(text) not in _ALL_ARGUMENTS or _names_model(words)):
+        if _is_left_out(shell, text) and (names_model or shell.holes.show(text) not in _ALL_ARGUMENTS):
             gone += shell.holes.name([text])
             continue
         told, unknown, assumed = shell.holes.tell(text)
         if shell.holes.show(text) in _ALL_ARGUMENTS:
             told, unknown, assumed = shell.holes.show(text), (*unknown, *assumed), ()
         source = None if is_known(text) else OpenText(text, shell.holes)
+        names_model = names_model or (bool(words) and words[-1].text in ("--model", "serve"))
         words.append(Word(told, line, "", mistake, unknown, assumed, source))  # type: ignore[arg-type]
     variables = _Variables(shell, state)
     return Way(
@@ -200,12 +202,6 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
 
 
 _ALL_ARGUMENTS = ("$@", "$*")
-
-
-def _names_model(words: Sequence[Word]) -> bool:
-    """Say whether a command serves a model without the arguments of the script that follow."""
-    texts = [word.text for word in words]
-    return "--model" in texts[:-1] or "serve" in texts[:-1]
 
 
 def _is_left_out(shell: Shell, text: str) -> bool:

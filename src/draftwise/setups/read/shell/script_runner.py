@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from posixpath import normpath
 
-from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.stored import read_data
-from draftwise.knowledge.validators import read_installation
 from draftwise.setups.read.shell.branch_tests import Conditions
 from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.expansion import ASSIGNMENT, BY_SHELL, NAME
-from draftwise.setups.read.shell.open_texts import Hole, is_known
+from draftwise.setups.read.shell.installations import (
+    find_installed,
+    find_requirements,
+    read_installation,
+    settle_release,
+)
+from draftwise.setups.read.shell.open_texts import PER_COMMAND, Hole, check_work, is_known
 from draftwise.setups.read.shell.paths import UNSET, Items, OpenQuestion, PathState, merge
 from draftwise.setups.read.shell.syntax import (
     AndOr,
@@ -49,8 +52,6 @@ _HARMLESS = re.compile(r"(?:^|/)(?:activate|conda\.sh|\.bashrc|\.profile|\.bash_
 _NOTED = (".yaml", ".yml", ".env")
 """Endings of files whose text is kept where the script writes it."""
 _SUCCEEDS = frozenset(_COMMANDS["succeeds"])
-PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?(?:==|@)v?(\d[\w.+]*)")
-"""A pinned vLLM release, as in `pip install`."""
 _READING = frozenset(_COMMANDS["reading"])
 """Commands that change none of the files that they name."""
 _SETTING = frozenset(_COMMANDS["setting"])
@@ -58,41 +59,13 @@ _SETTING = frozenset(_COMMANDS["setting"])
 _MAX_STEPS = 3_000
 _MAX_TURNS = 64
 _MAX_CALLS = 16
-_MOST_WORK = 60_000_000
-"""How many values are copied while a script is followed."""
-_PER_COMMAND = 1_000
-"""What a command costs, in values that are copied."""
 _PER_LOOK = 60
 """What it costs to see what a command may set."""
 _PER_EXPORT = 40
 """What it costs to hand a variable to a program."""
+_PER_ITEM = 4
+"""What it costs to copy an item of an array."""
 _BUILTINS = frozenset(_COMMANDS["builtins"])
-OPEN = re.compile(r"vllm(?:\[[\w,\s-]*\])?(?:\s*[<>~!].*)?")
-"""The package without a release."""
-_INSTALLERS = re.compile(r"(?:.*/)?(?:pip[\d.]*|uv|conda|mamba|micromamba|pixi)")
-_PROJECT = re.compile(
-    r"(?:python[\d.]* |(?<!\S))\S*setup\.py (?:install|develop)|(?:uv|pdm|pipenv) sync"
-    r"|(?:poetry|pdm|pipenv|pixi) install"
-)
-"""What installs the project around it, and whatever that needs."""
-_LOCAL = re.compile(
-    r"\.{1,2}(?:\[.*)?|(?!-)(?!.*://)[^=<>@]*[/*?][^=<>@]*|file:.*|git\+.*/[^/@]*vllm[^/@]*(?:@.*)?"
-    r"|https?:.*/[^/]*vllm(?:[^/]*|[\w-]*/archive/.*)\.(?:whl|zip|gz)"
-)
-"""An argument of pip that is a folder, a wheel of any release, or a fork."""
-_OF_OTHERS = re.compile(r"(?:.*/)?(?!.*vllm)[a-z][\w.]*-\d[^*?]*\.whl", re.IGNORECASE)
-"""A wheel of another package."""
-_VALUED = frozenset(
-    [
-        "-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "--index", "-f",
-        "--find-links", "-t", "--target", "--prefix", "--root", "-p", "--python", "--cache-dir", "--log", "--cert",
-        "--src", "-b", "--build",
-    ]
-)  # fmt: skip
-"""Options of pip whose next word is no package."""
-REQUIREMENTS = "pip install -r "
-"""How an installation begins of what a file lists."""
-_UPGRADING = frozenset({"-U", "--upgrade", "--upgrade-package", "-P", "--force-reinstall", "--pre"})
 _INPUT_OPTIONS = {
     "read": frozenset({"-r", "-d", "-rd", ""}), "mapfile": frozenset({"-t"}), "readarray": frozenset({"-t"}),
 }  # fmt: skip
@@ -132,8 +105,7 @@ class Shell(Conditions):
             InvalidSetup: it exceeds the limit.
         """
         self.work += work
-        if self.work > _MOST_WORK:
-            raise refusal("too-long", case="followed", line=line, max_work=_MOST_WORK)
+        check_work(self.work, line)
 
     def run_all(self, script: CommandList, state: PathState) -> None:
         """Follow a script, and then functions that it defines but never calls."""
@@ -295,7 +267,7 @@ class Shell(Conditions):
     def _do(self, node: Node, states: Iterable[PathState]) -> list[tuple[PathState, bool | None]]:
         """Run a simple command or a test, and return the states with its status."""
         for state in states:
-            self.count(getattr(node, "line", 0), _PER_COMMAND + state.size)
+            self.count(getattr(node, "line", 0), PER_COMMAND + state.size)
         if isinstance(node, Simple):
             self._read_documents(node.documents, states)
             calls = self.fork(states, lambda state: self._run_simple(node, state))
@@ -308,7 +280,7 @@ class Shell(Conditions):
         behind: list[PathState] = []
         entered: list[PathState] = []
         for clause in node.clauses:
-            self.count(node.line, sum(_PER_COMMAND + state.size for state in states))
+            self.count(node.line, sum(PER_COMMAND + state.size for state in states))
 
             def matches(state: PathState, patterns: Sequence[ShellWord] = clause.patterns) -> bool:
                 subject = self.join(node.subject, state)
@@ -329,7 +301,7 @@ class Shell(Conditions):
     def _run_for(self, node: For, states: list[PathState]) -> list[PathState]:
         behind: list[PathState] = []
         for state in states:
-            self.count(node.line, _PER_COMMAND + 2 * state.size)
+            self.count(node.line, PER_COMMAND + 2 * state.size)
             listed = self._get_items(node, state)
             behind += self._turn_openly(node, [state]) if listed is None else self._turn(node, state, listed)
         return self._leave_loop(behind)
@@ -350,17 +322,17 @@ class Shell(Conditions):
         return None if self.has_splits(items) else items
 
     def _turn(self, node: For, state: PathState, items: Sequence[str]) -> list[PathState]:
-        states = [state]
+        states, around = [state], state.turn
         for index, item in enumerate(items):
             going = [each for each in states if not each.flow]
             for each in going:
                 each.variables[node.name] = item
-                each.turn = (*state.turn, node.line, index)
+                each.turn = (*around, node.line, index)
             behind = self.run(node.body, going)
             for each in behind:
                 _next_turn(each)
             states = merge([*(each for each in states if each.flow), *behind])
-        return [replace(each, turn=state.turn) for each in states]
+        return [replace(each, turn=around) for each in states]
 
     def _turn_openly(self, node: For | While, states: Sequence[PathState]) -> list[PathState]:
         """Run a loop of any number of turns: what it sets is not known, inside and behind it."""
@@ -388,7 +360,7 @@ class Shell(Conditions):
         behind: list[PathState] = []
         around = states[0].turn
         for turn in range(_MAX_TURNS):
-            self.count(node.line, sum(_PER_COMMAND + state.size for state in states))
+            self.count(node.line, sum(PER_COMMAND + state.size for state in states))
             known = [state for state in states if self._is_certain(node, state)]
             behind += self._turn_openly(node, [state for state in states if state not in known])
             true, false = self.decide(node.condition, known)
@@ -478,6 +450,7 @@ class Shell(Conditions):
             if isinstance(word, Array):
                 items = Items(tuple(self.get_array(word, state)))
                 self.assign_items(word, items, state)
+                self._count_items({word.name}, node.line, state)
                 continue
             if (prefix or is_declaring) and _is_assignment(word):
                 text = self.join(word if prefix else replace(word, parts=tuple(self.open_braces(word.parts))), state)
@@ -494,6 +467,7 @@ class Shell(Conditions):
         self._note_files(node, [] if first is None else words[first:], state)
         if first is None or words[first] in _DECLARING:
             self.declare(words, first, state)
+            self._count_items({text.partition("=")[0].partition("[")[0] for text in words}, node.line, state)
             state.status = None if _runs_something(node) else True
             return state.status
         while (
@@ -520,6 +494,11 @@ class Shell(Conditions):
                 if isinstance(word, ShellWord):
                     self._look_inside(word, state)
         return state.status
+
+    def _count_items(self, names: Iterable[str], line: int, state: PathState) -> None:
+        """Count the items of arrays that a command has set."""
+        set_anew = (state.variables.get(name.rstrip("+")) for name in names)
+        self.count(line, _PER_ITEM * sum(len(value.items) for value in set_anew if isinstance(value, Items)))
 
     def _note_files(self, node: Simple, words: Sequence[str], state: PathState) -> None:
         """Note what a command writes to files, and which of those that the script has written it may change."""
@@ -602,7 +581,7 @@ class Shell(Conditions):
         texts = tuple(state.get(text) for text in words)
         if len(found) < 4 * _MAX_TURNS:
             found.append(ReachedCommand(texts, tuple(lines), tuple(mistakes), state.copy(), node))
-        version = find_installed(texts) or ("" if state.version else _find_requirements(texts))
+        version = find_installed(texts) or ("" if state.version else find_requirements(texts))
         state.version = settle_release(state.version, version)
         state.packages = {} if "activate" in texts[1:] else {**state.packages, **read_installation(texts)}
 
@@ -735,58 +714,6 @@ def _restore(state: PathState, before: PathState) -> None:
         else:
             state.variables.pop(name, None)
     state.arguments, state.own = before.arguments, before.own
-
-
-def find_installed(texts: Sequence[str]) -> str | None:
-    """Return the release in `pip install vllm==RELEASE`, or what leaves it open: `-U vllm`; None without vLLM."""
-    if (project := _PROJECT.search(" ".join(texts[:4]))) is not None:
-        return project[0]
-    named = [each.strip("\"'") for each in texts] if "install" in texts else []
-    pin = next((found[1] for each in named if (found := PINNED.fullmatch(each))), None)
-    if pin is not None or not any(map(_INSTALLERS.fullmatch, named)):
-        return pin
-    kept = next((each for each in named if OPEN.fullmatch(each)), None)
-    return f"-U {kept}" if kept and not _UPGRADING.isdisjoint(named) else kept or _find_project(texts)
-
-
-def _find_project(texts: Sequence[str]) -> str | None:
-    """Return the command that installs a folder, a wheel or a fork, which nobody reads; None without one."""
-    begin = texts.index("install") + 1
-    pairs = zip(texts[begin - 1 :], texts[begin:], strict=False)
-    named = (word.strip("\"'") for before, word in pairs if before not in _VALUED)
-    found = next((each for each in named if _LOCAL.fullmatch(each) and not _OF_OTHERS.fullmatch(each)), None)
-    return found and f"pip install {found}"
-
-
-def _find_requirements(texts: Sequence[str]) -> str:
-    """Return the command that installs what files list, which may be vLLM; empty for any other command."""
-    if "install" not in texts or not any(map(_INSTALLERS.fullmatch, texts)):
-        return ""
-    files = [after for before, after in pairwise(texts) if before in ("-r", "--requirement")]
-    files += [found[1] for each in texts if (found := re.fullmatch(r"(?:-r|--requirement=)(.+)", each))]
-    return REQUIREMENTS + " -r ".join(files) if files else ""
-
-
-def is_project(installed: str) -> bool:
-    """Say whether an installation is of a folder, a wheel or a fork whose release another text may name."""
-    return bool(re.match(r"pip install |" + _PROJECT.pattern, installed))
-
-
-def settle_release(before: str, installed: str | None) -> str:
-    """Return the release after an installation into an image with one, or what leaves it open.
-
-    A range that the release before is in, and a name alone, change nothing unless they upgrade.
-    """
-    if not installed or installed[0].isdecimal():
-        return installed or before
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    try:
-        wanted = SpecifierSet(re.sub(r"^[^<>=!~]*", "", installed))
-        is_kept = before[:1].isdecimal() and wanted.contains(before, prereleases=True)
-    except InvalidSpecifier:
-        return installed
-    return before if is_kept and OPEN.fullmatch(installed) else installed
 
 
 def _find_set(name: str, rest: Sequence[str]) -> Iterator[str]:

@@ -62,7 +62,7 @@ def split_words(text: str, *, line: int = 1, place: str = "") -> tuple[Word, ...
     Raises:
         InvalidSetup: a quote is never closed, or the text is longer than `MAX_CHARS`.
     """
-    check_length([text])
+    check_length(len(text))
     return tuple(_split(text.replace("\r\n", "\n"), line, place))
 
 
