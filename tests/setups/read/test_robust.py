@@ -171,16 +171,23 @@ def test_steps_grow_no_faster_than_a_script(unit, monkeypatch):
         ("[Service]\n", "ExecStart=/bin/vllm serve m\n" + 40 * "Nice=1\n"),
         ("[Service]\nExecStart=/bin/vllm serve m\n", "".join(f"[X{each}-#]\nA=1\n" for each in range(20))),
         ("[Service]\nExecStart=/bin/vllm serve m\n", "".join(f"Environment=A{each}_#=1\n" for each in range(20))),
+        ("vllm: a\n", "---\nrun: vllm serve m\n"),
         (COMPOSE, "".join(f"    - A{each}_#=1\n" for each in range(20))),
         ("vllm serve m ", 40 * 'A={"a":'),
     ],
-    ids=["unit", "sections", "variables", "compose", "json"],
+    ids=["unit", "sections", "variables", "documents", "compose", "json"],
 )
 def test_steps_grow_no_faster_than_a_text(head, unit):
     _, few, many = (
         run_bounded(lambda count=count: read_setups(head + _repeat(unit, count)), 40 * STEPS) for count in (9, 10, 40)
     )
     assert many < 1.6 * 4 * few
+
+
+def test_the_servers_of_all_documents_are_counted():
+    with pytest.raises(InvalidSetup) as refused:
+        read_setups("---\nrun: vllm serve m\n" * 300)
+    assert refused.value.findings[0].code == "too-many-servers"
 
 
 def test_functions_that_call_each_other_twice_are_looked_at_once(monkeypatch):

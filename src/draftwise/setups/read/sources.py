@@ -396,7 +396,7 @@ def _read_launches(
     found = list(launches)
     for launch in [each for each in found if not each.only_asks] or found:
         if len(readings) == MAX_LAUNCHES:
-            raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
+            raise _too_many_servers()
         if launch.version.startswith(REQUIREMENTS) and not launch.image:
             from draftwise.setups.read.pinned_release import read_requirements
 
@@ -404,6 +404,10 @@ def _read_launches(
         within = None if _makes_config(script, launch, folder) else folder
         readings.append(read_launch(launch, engine_version=asked.engine_version, folder=within, left=asked.left))
     return readings
+
+
+def _too_many_servers() -> InvalidSetup:
+    return InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
 
 
 def _makes_config(script: str, launch: Launch, folder: Path) -> bool:
@@ -436,6 +440,8 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
     for document in (*documents, *inner):
         if id(document) in are_read:
             continue
+        if len(readings) > MAX_LAUNCHES:
+            raise _too_many_servers()
         if not isinstance(document.value, Mapping):
             readings += _read_tasks(document, asked, source) if may_run else []
             continue

@@ -164,11 +164,11 @@ def _read_script(
     if key in _WITHOUT_SHELL and not any(str(each).endswith("shell") for each in path[-1:]):
         text = re.sub(r"\n[ \t]*#[^\n]*", "\n", text)
         text = re.sub(r"(?<!\\)\n(?=\s*-)", " \\\n", text)
-    before = document.line((*path, key)) - (0 if "\n" in text.rstrip() else 1)
+    line = document.line((*path, key)) + ("\n" in text.rstrip())
     # What is filled in is a variable to the shell, whose value is not told.
     script = _NAMED.sub(lambda found: f"${{{found[1].replace('.', '_') or 'value'}}}", text)
     try:
-        launches = list(find_launches("\n" * before + script, env=_read_env(document, path, entry, given)))
+        launches = list(find_launches(script, line=line, env=_read_env(document, path, entry, given)))
     except InvalidSetup:
         return  # prose under such a key
     yield from (_place(document, (*path, key), each, entry, {key}) for each in launches)

@@ -137,13 +137,13 @@ class Launch:
         return replace(change(self), others=tuple(change(other) for other in self.others))
 
 
-def find_launches(text: str, *, env: Environment = NOTHING_SET) -> Iterator[Launch]:
-    """Yield every vLLM server that a shell script or a command line starts.
+def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> Iterator[Launch]:
+    """Yield every vLLM server that a shell script or a command line starts; `line` is the number of its first line.
 
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
-    yield from _find_in_commands(run_script(text, env=env).commands, env)
+    yield from _find_in_commands(run_script(text, line=line, env=env).commands, env)
 
 
 def _find_in_commands(
