@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -263,11 +264,11 @@ def _change_block(text: str, starts: Sequence[int], each: _List, words: Sequence
 
 
 def _find_line(starts: Sequence[int], place: int) -> int:
-    return max(number for number, start in enumerate(starts[:-1]) if start <= place)
+    return bisect_right(starts, place, hi=len(starts) - 1) - 1
 
 
-_MOST = 300
-"""Changes that are tried before the file is left to its owner; reading one takes milliseconds."""
+_MOST, _FEWEST, _MOST_CHARS = 300, 20, 2_000_000
+"""Changes that are tried before the file is left to its owner: of a long file, as many as make up these characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,7 +450,8 @@ def edit(source: SourceText, spec: SpecConfig | None, *, engine_version: str, se
     if _starts(source, readings, wanted, chosen, place, known):
         return FileEdit(text=source.text, difference="")
     idle = set[int]()
-    for change in islice(_propose(source, spec, readings[index]), _MOST):
+    most = min(_MOST, max(_FEWEST, _MOST_CHARS // (len(source.text) + 1)))
+    for change in islice(_propose(source, spec, readings[index]), most):
         text, inserted = _apply_change(source.text, change), {each.start for each in change if each.start == each.end}
         if text == source.text or inserted & idle or not _keeps_conditions(source.text, change, readings[index]):
             continue
@@ -647,7 +649,16 @@ def _find_python_changes(text: str, spec: SpecConfig | None, said: Sequence[str]
         stop = comma.end() if comma else last
         return _Splice(start, stop, shown and text[start:first] + shown + text[last:stop])
 
-    for node in ast.walk(ast.parse(text)):
+    def is_engine(node: ast.Call) -> bool:
+        return ast.unparse(node.func).endswith(("LLM", "EngineArgs"))
+
+    def is_apart(node: ast.AST) -> bool:
+        """Say whether an expression is neither a call of an engine nor a list with words of a server."""
+        if isinstance(node, ast.List):
+            return not any(_LIKELY.search(str(getattr(each, "value", ""))) for each in node.elts)
+        return not (isinstance(node, ast.Call) and is_engine(node))
+
+    for node in sorted(ast.walk(ast.parse(text)), key=is_apart):
         named: list[tuple[str, int, ast.expr]] = []
         if isinstance(node, ast.List) and node.elts:
             gone = enumerate(_find_flags([str(getattr(each, "value", "")) for each in node.elts]))
@@ -656,8 +667,7 @@ def _find_python_changes(text: str, spec: SpecConfig | None, said: Sequence[str]
             last = end(node.elts[-1])
             yield tuple(cuts) or (_Splice(last, last, f", {words}"),)
         if isinstance(node, ast.Call):
-            is_engine = ast.unparse(node.func).endswith(("LLM", "EngineArgs"))
-            named = [("", begin(each), each) for each in node.args if is_engine]
+            named = [("", begin(each), each) for each in (node.args if is_engine(node) else ())]
             named += [(each.arg or "", at(each.lineno, each.col_offset), each.value) for each in node.keywords]
         elif isinstance(node, ast.Dict):
             keys = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]

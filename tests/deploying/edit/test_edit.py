@@ -14,6 +14,7 @@ from jsonschema import Draft7Validator
 from tests.support.adopted import ORDER
 from tests.support.combinations import tries
 
+import draftwise.deploying.edit as editing
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.deploying import TARGETS, deploy
@@ -194,6 +195,25 @@ def test_what_takes_no_flags_is_left_alone() -> None:
     with pytest.raises(InvalidSetup) as raised:
         edit(SourceText(text=text, name="spec.yaml"), None, engine_version="0.26.0")
     assert raised.value.findings[0].code == "no-place-to-edit"
+
+
+def test_what_starts_the_server_is_changed_however_much_stands_before_it() -> None:
+    text = "import vllm\n" + "a = [1, 2]\n" * 400 + f"vllm.LLM(model={MODEL!r})\n"
+    edited = edit(SourceText(text=text, name="serve.py"), NGRAM, engine_version="0.26.0")
+    assert edited.text == text.replace(f"{MODEL!r})", f"{MODEL!r}, speculative_config={NGRAM.to_dict()!r})")
+
+
+def test_a_long_file_is_left_to_its_owner_after_fewer_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for lines in (10, 20_000):
+        tried = list[object]()
+        monkeypatch.setattr(editing, "_keeps_conditions", lambda *_, tried=tried: tried.append(0))
+        text = f"vllm serve {MODEL}\n" + "# --a\n" * lines
+        with pytest.raises(InvalidSetup) as raised:
+            edit(SourceText(text=text, name="serve.sh"), NGRAM, engine_version="0.26.0")
+        assert raised.value.findings[0].code == "no-place-to-edit"
+        counts.append(len(tried))
+    assert 10 < counts[1] <= 20 < counts[0]
 
 
 def test_two_servers_in_one_file_are_refused() -> None:

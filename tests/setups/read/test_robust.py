@@ -15,7 +15,7 @@ from tests.support.bounded import STEPS, run_bounded
 
 from draftwise import deploying, setups
 from draftwise.core import InvalidSetup
-from draftwise.setups.read import SetupReading, read_setups
+from draftwise.setups.read import SetupReading, SourceText, read_setups
 from draftwise.setups.read.manifests.yaml_text import read_yaml
 from draftwise.setups.read.shell import open_texts, script_runner
 from draftwise.setups.read.shell.environment import NOTHING_SET
@@ -131,6 +131,13 @@ def test_hostile_yaml_is_refused(text, code):
     assert error.value.findings[0].code == code
 
 
+@pytest.mark.parametrize("unit", ["-", "(", "not ", "lambda: "])
+def test_python_that_is_nested_too_deeply_is_refused(unit):
+    with pytest.raises(InvalidSetup) as error:
+        read_setups(SourceText(text=f"import vllm\nvllm.LLM({unit * 20_000}1)", name="serve.py"))
+    assert error.value.findings[0].code in ("too-deep", "not-python")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -184,9 +191,10 @@ def test_steps_grow_no_faster_than_a_text(head, unit):
     assert many < 1.6 * 4 * few
 
 
-def test_the_servers_of_all_documents_are_counted():
+@pytest.mark.parametrize("text", ["---\nrun: vllm serve m\n" * 300, "import vllm\n" + "vllm.LLM('m')\n" * 300])
+def test_the_servers_of_a_whole_file_are_counted(text):
     with pytest.raises(InvalidSetup) as refused:
-        read_setups("---\nrun: vllm serve m\n" * 300)
+        read_setups(text)
     assert refused.value.findings[0].code == "too-many-servers"
 
 

@@ -42,10 +42,22 @@ _AROUND = "in the environment of the process"
 def is_python(text: str) -> bool:
     """Return whether a text is a Python program."""
     try:
-        ast.parse(text)
+        _parse(text)
     except (SyntaxError, ValueError):
         return False
     return True
+
+
+def _parse(text: str) -> ast.Module:
+    """Return the tree of a program.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    try:
+        return ast.parse(text)
+    except MemoryError:  # how the parser says it
+        raise RecursionError from None
 
 
 def read_engines(
@@ -57,7 +69,7 @@ def read_engines(
         InvalidSetup: the text is not Python.
     """
     try:
-        tree = ast.parse(text)
+        tree = _parse(text)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise refusal("not-python", cause=getattr(error, "msg", error), name=name, line=line) from None
@@ -83,7 +95,7 @@ def read_engines(
 
 def find_commands(text: str, *, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the servers started by lists of words, as for `subprocess.Popen`; what a list gains later is unknown."""
-    code = _Code(ast.parse(text), given)
+    code = _Code(_parse(text), given)
     named = {id(value): name for name, value in code.values.items()}
     own = {node.name for node in code.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     printed = {id(each) for node in code.nodes if isinstance(node, ast.Call) and _name_of(node.func) in _PRINTING

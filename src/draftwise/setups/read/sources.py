@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -235,7 +235,10 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
         from draftwise.setups.read.python_code import find_commands, is_python, read_engines
 
         if suffix or is_python(text):
-            engines = list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
+            found = read_engines(text, name=name, given=asked.given, engine_version=engine_version)
+            engines = list(islice(found, MAX_LAUNCHES + 1))
+            if len(engines) > MAX_LAUNCHES:
+                raise _too_many_servers()
             return engines or _read_launches(find_commands(text, given=asked.given), asked, source.folder)
     if LAYOUTS["quadlet"].search(text):
         from draftwise.setups.read.manifests.systemd import find_containers
