@@ -133,6 +133,7 @@ def list_refusals(release: Release) -> tuple[int, dict[str, Coverage]]:
     return len(known) - len(found), found
 
 
+@cache
 def list_conditions() -> Sequence[ReadRefusal]:
     """Return the rejections that are judged by a condition which a reader wrote."""
     return [row for row in _read_refusals() if row.when]
