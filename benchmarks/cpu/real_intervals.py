@@ -5,7 +5,7 @@
 Two `draftwise serve` of the bundle, plain and with a drafter, stay up. Each run draws prompts of its own from the same
 200 and measures for `--seconds`. What 95 % intervals should hold is the mean of all runs' logarithms: it is known a
 tenth as well as a run says of 100. RMS z is then 1 where they are as wide as runs differ. 1.96 is a z at their end.
-`--pairs` pairs of servers take turns at the runs, each on two cores of its own.
+`--pairs` pairs of servers share the runs, and the cores of the machine.
 `--rows FILE` keeps every run there, and goes on after them. Runs without an interval are counted by reason.
 """
 
@@ -56,17 +56,17 @@ def run_one(plain: str, candidate: str, log: Path, seed: int, seconds: float) ->
     found, by_prompt = each.deciding, estimates.ratios.speedup.log_by_prompt
     return {"seed": seed, "verdict": str(each.verdict), "reason": each.reason.code if each.reason else None,
             "ratio": [found.value, found.low, found.high], "prompts": each.num_prompts,
-            "logs": [round(log, 4) for log in by_prompt.values()]}  # fmt: skip
+            "logs": {str(unit): round(log, 4) for (_, unit), log in by_prompt.items()}}  # fmt: skip
 
 
 def run_pair(given: argparse.Namespace, pair: int, seeds: list[int]) -> None:
     """Run these seeds on one pair of servers, and add each to the file of rows."""
-    if given.pairs > 1:
-        os.sched_setaffinity(0, {2 * pair, 2 * pair + 1})
+    cores = (os.cpu_count() or 1) // given.pairs
+    os.sched_setaffinity(0, range(pair * cores, (pair + 1) * cores))
     spec = json.dumps({"method": given.method, **SPECS[given.method]})
     log, model = BUNDLE / "heldout" / f"{given.workload}.jsonl", str(BUNDLE / "target")
-    on_cpu = ["--device", "cpu"]
-    with served(model, on_cpu) as plain, served(model, [*on_cpu, "--speculative-config", spec]) as candidate:
+    place = ["--device", given.device, *(["--gpu-memory-utilization", "0.1"] if given.device == "cuda" else [])]
+    with served(model, place) as plain, served(model, [*place, "--speculative-config", spec]) as candidate:
         for seed in seeds:
             row = json.dumps({**run_one(plain, candidate, log, seed, given.seconds), "pair": pair})
             print(row, flush=True)
@@ -78,29 +78,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--pairs", type=int, default=1, help="pairs of servers at once")
     parser.add_argument("--method", choices=SPECS, default="eagle3")
     parser.add_argument("--workload", choices=("code", "prose", "rewrite"), default="code")
     parser.add_argument("--rows", type=Path, default=Path("real_intervals.jsonl"), help="finished runs, appended to")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    given.rows.touch()
-    done = {json.loads(line)["seed"] for line in given.rows.read_text().splitlines()}
+    done = {json.loads(line)["seed"] for line in given.rows.read_text().splitlines()} if given.rows.exists() else set()
     left = [seed for seed in range(given.runs) if seed not in done]
     pairs = [Process(target=run_pair, args=(given, pair, left[pair :: given.pairs])) for pair in range(given.pairs)]
-    for each in pairs:
-        each.start()
-    for each in pairs:
-        each.join()
+    for act in (Process.start, Process.join):
+        for each in pairs:
+            act(each)
     rows = sorted(map(json.loads, given.rows.read_text().splitlines()), key=lambda row: int(row["seed"]))
-    measured = [row["ratio"] for row in rows if "ratio" in row]
+    if len(measured := [row["ratio"] for row in rows if "ratio" in row]) < 2:
+        parser.error(f"{given.rows} has fewer than two runs with an interval. Give more --runs or --seconds.")
     logs, ends = np.log([ratio[0] for ratio in measured]), np.log([ratio[1:] for ratio in measured])
     truth = logs.mean()
     z = 1.96 * (logs - truth) / ((ends[:, 1] - ends[:, 0]) / 2) * math.sqrt(len(logs) / (len(logs) - 1))
     result = {
         "what": "intervals of real runs, each with a draw of its own, compared with the mean of all",
         "command": f"python benchmarks/cpu/real_intervals.py --runs {given.runs} --seconds {given.seconds:g} "
-        f"--pairs {given.pairs} --method {given.method} --workload {given.workload}",
+        f"--pairs {given.pairs} --device {given.device} --method {given.method} --workload {given.workload}",
         **provenance(),
         "truth": math.exp(truth),
         "rms_z": float(np.sqrt(np.mean(z**2))),
