@@ -162,7 +162,7 @@ def test_what_is_no_line_in_an_array_of_lines_is_left_out(odd: str) -> None:
     lines = wrap(json.dumps({"request": BODY, "response": SAID}), ["docker"]).splitlines()
     workload = load(f"[{', '.join([*lines, odd, *lines])}]")
     assert len(workload.prompts) == 2
-    assert "any.log" in workload.left_out
+    assert workload.left_out == "1 of 3 rows of another kind: line 1#2"
 
 
 def test_the_times_around_lines_are_arrivals() -> None:
