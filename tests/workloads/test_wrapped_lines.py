@@ -157,6 +157,14 @@ def test_no_damage_to_a_wrapped_line_is_a_traceback(name: str, data: st.DataObje
     assert all(prompt.text or prompt.messages for prompt in workload.prompts)
 
 
+@pytest.mark.parametrize("odd", ["null", "7", "[]"])
+def test_what_is_no_line_in_an_array_of_lines_is_left_out(odd: str) -> None:
+    lines = wrap(json.dumps({"request": BODY, "response": SAID}), ["docker"]).splitlines()
+    workload = load(f"[{', '.join([*lines, odd, *lines])}]")
+    assert len(workload.prompts) == 2
+    assert workload.left_out == "1 of 3 rows of another kind: line 1#2"
+
+
 def test_the_times_around_lines_are_arrivals() -> None:
     rows = "\n".join(json.dumps({"request": BODY, "response": SAID}) for _ in range(3))
     for name in ("docker", "cri", "otlp", "zap", "journald as json", "cloud logging"):

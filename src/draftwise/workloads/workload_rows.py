@@ -13,7 +13,7 @@ import random
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -290,6 +290,8 @@ def _log_rows(lines: Iterator[LogLine], name: str, faults: Faults) -> Iterator[_
                 raw = line.value.encode(errors="replace")
                 yield _Raw(line.number, partial(_parse_line, raw, line.where, faults))
             log.add(line.number, line.value, to_seconds(line.time))
+        elif not isinstance(line.value, Mapping):  # of an array: null, a number
+            faults.leave_out(OTHER_KIND, line.where)
         elif (logged := find_logged(line.value)) is not None and (logged.skipped or has_request(line.value)):
             time = {"timestamp": line.time} if logged.time is None and line.time is not None else {}
             yield _parsed(line.number, line.where, {**line.value, **time})
