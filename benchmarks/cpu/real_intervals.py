@@ -2,10 +2,10 @@
 
     python benchmarks/cpu/real_intervals.py --runs 100 --out benchmarks/cpu/results/real_intervals.json
 
-Two `draftwise serve` of the bundle, plain and with a drafter, stay up. Each run draws prompts of its own from the same
-200 and measures for `--seconds`. What 95 % intervals should hold is the mean of all runs' logarithms: it is known a
-tenth as well as a run says of 100. RMS z is then 1 where they are as wide as runs differ. 1.96 is a z at their end.
-`--pairs` pairs of servers share the runs, and the cores of the machine.
+Two `draftwise serve` of the bundle, plain and with a drafter, stay up. Each run draws other prompts of one log and
+measures for `--seconds`. The 95 % intervals should hold the mean of all runs' logarithms, whose error is a tenth of one
+run's with 100 runs. z is a run's distance from that mean in standard errors, 1.96 at the end of its interval. RMS z is
+1 if intervals are as wide as runs differ. `--pairs` pairs of servers share the runs, and the cores of the machine.
 `--rows FILE` keeps every run there, and goes on after them. Runs without an interval are counted by reason.
 """
 
