@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.made_checkpoints import LLAMA, write
 
-from draftwise.core import Effect, Ruling
+from draftwise.core import Device, Effect, Ruling
 from draftwise.plan.check import judge
 from draftwise.setups.read import read_words
 
@@ -245,3 +246,18 @@ def test_rope_flags_of_old_releases_replace_what_config_json_says(
     for flag in (f"--rope-scaling {scaling}", f'--hf-overrides {{"rope_scaling":{scaling}}}'):
         found = [each.code for each in refusals(llama, f"{flag} --max-model-len {4 * LENGTH}", version)]
         assert found == ([] if fits else ["target-too-long"])
+
+
+@pytest.mark.parametrize(
+    ("line", "codes"),
+    [
+        ("--enable-mamba-cache-stochastic-rounding", ["mamba-rounding-needs-float16"]),
+        ("--ubatch-size 2", ["microbatches-need-deepep"]),
+        ("--enable-dbo", []),  # vLLM turns it off
+    ],
+)
+def test_what_is_refused_on_a_cpu_too(llama: str, line: str, codes: list[str]) -> None:
+    reading = read_words(["vllm", "serve", llama, *line.split()], engine_version=NEWEST)
+    setup = replace(reading.setup, device=Device(name="CPU", kind="cpu"))
+    found = judge(replace(reading, setup=setup)).findings
+    assert [each.code for each in found if isinstance(each, Ruling) and each.effect is Effect.REJECTED] == codes

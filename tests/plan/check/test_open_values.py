@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Callable
+
 import pytest
 
 from draftwise.core import CheckOutcome
@@ -107,3 +111,39 @@ def test_what_only_some_values_meet_is_not_told(flags: str, code: str) -> None:
     report = judge(reading)
     assert report.outcome is CheckOutcome.CANNOT_BE_JUDGED
     assert code not in {each.code for each in report.findings}
+
+
+BLANK = [
+    "--max-num-seqs \"${N:-}\"", "--max-num-seqs=${N-}", "--dtype \"${T:-}\"", "--port \"${P:-}\" --seed \"${N:-}\"",
+    """--speculative-config '{"method": "ngram", "num_speculative_tokens": '"${K:-}"'}'""",
+]  # fmt: skip
+
+
+def as_compose(flags: str) -> str:
+    words = "".join(f"\n      - {json.dumps(word)}" for word in shlex.split(f"Qwen/Qwen3-8B {flags}"))
+    return f"services:\n  v:\n    image: vllm/vllm-openai:v0.33.0\n    command:{words}\n"
+
+
+@pytest.mark.parametrize("flags", BLANK)
+@pytest.mark.parametrize("write", ["vllm serve Qwen/Qwen3-8B {}".format, as_compose])
+def test_an_empty_default_that_fails_waits_for_a_caller(flags: str, write: Callable[[str], str]) -> None:
+    (reading,) = read_setups(write(flags), engine_version="0.33.0")
+    report = judge(reading)
+    assert report.outcome is CheckOutcome.CANNOT_BE_JUDGED
+    assert {"unresolved-variable", "fails-on-a-way"} <= {each.code for each in report.findings}
+    (reading,) = read_setups(write(f"{flags} --kv-cache-dtype nosuch"), engine_version="0.33.0")
+    assert judge(reading).outcome is CheckOutcome.REJECTED
+
+
+@pytest.mark.parametrize(
+    ("flags", "outcome"),
+    [
+        ('--quantization "${Q:-}"', CheckOutcome.ACCEPTED),  # vLLM takes it as none
+        ("--max-num-seqs 8${N:-}", CheckOutcome.ACCEPTED),
+        ('--max-num-seqs "${N:-0}"', CheckOutcome.REJECTED),  # the author gives a value, which fails
+        ("--max-num-seqs ''", CheckOutcome.REJECTED),
+    ],
+)
+def test_other_defaults_are_judged(flags: str, outcome: CheckOutcome) -> None:
+    (reading,) = read_setups(f"vllm serve Qwen/Qwen3-8B {flags}", engine_version="0.33.0")
+    assert judge(reading).outcome is outcome

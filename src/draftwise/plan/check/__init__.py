@@ -204,6 +204,9 @@ def judge(
         look_further: adds findings to the report of each way.
     """
     ways = [(each, _judge_way(each, installed, nearest=nearest)) for each in (reading, *reading.others)]
+    if all(each.outcome is CheckOutcome.REJECTED for _, each in ways):
+        opened = [way.if_set for way, _ in ways if way.if_set is not None]
+        ways += [(each, _judge_way(each, installed, nearest=nearest)) for each in opened]
     if look_further is not None:
         ways = [(way, replace(each, findings=(*each.findings, *look_further(each)))) for way, each in ways]
     shown, report = max(ways, key=lambda way: _rank(way[1]))

@@ -76,6 +76,8 @@ class SetupReading:
     """Decisions of the text that lead to this setup, e.g. `MODE=spec, line 12`; empty without any."""
     others: tuple[SetupReading, ...] = ()
     """The same server on other ways through the text."""
+    if_set: SetupReading | None = None
+    """The same server with every variable open whose default is empty; None without any among its arguments."""
     may_be_empty: bool = False
     """Whether Ray may leave it no replica; of other platforms, the text around the server says so."""
     launch: Launch | None = field(default=None, compare=False, repr=False)
@@ -93,10 +95,17 @@ class SetupReading:
         settled = [finding for part, finding in self.unknown.items() if part in told]
         findings = (finding for finding in self.findings if finding not in settled)
         others = tuple(other.with_fields(*about, **changes) for other in self.others)
+        if_set = self.if_set and self.if_set.with_fields(*about, **changes)
         setup = replace(self.setup, **changes)
         flag_keys = frozenset[str]() if "spec" in changes else self.flag_keys
         return replace(
-            self, setup=setup, findings=(*about, *findings), unknown=unknown, flag_keys=flag_keys, others=others
+            self,
+            setup=setup,
+            findings=(*about, *findings),
+            unknown=unknown,
+            flag_keys=flag_keys,
+            others=others,
+            if_set=if_set,
         )
 
     def require(self) -> Setup:
@@ -186,6 +195,14 @@ def _about_ways(launch: Launch) -> Iterator[Finding]:
 
 
 def _read_way(launch: Launch, engine_version: str | None, folder: Path | None, left: Mapping[str, str]) -> SetupReading:
+    reading = _read_one(launch, engine_version, folder, left)
+    if not any(word.blank for word in launch.words):
+        return reading
+    words = tuple(replace(word, unknown=(*word.unknown, *word.blank), blank=()) for word in launch.words)
+    return replace(reading, if_set=_read_one(replace(launch, words=words), engine_version, folder, left))
+
+
+def _read_one(launch: Launch, engine_version: str | None, folder: Path | None, left: Mapping[str, str]) -> SetupReading:
     version = engine_version or (launch.version if launch.version[:1].isdecimal() else "")
     release = choose_release(version)
     findings = [*launch.findings, *_about_version(launch, engine_version)]

@@ -202,6 +202,7 @@ def _place_reading(reading: SetupReading, name: str, *, one_line: bool) -> Setup
         findings=tuple(_place(finding, name, one_line=one_line) for finding in reading.findings),
         unknown={part: _place(finding, name, one_line=one_line) for part, finding in reading.unknown.items()},
         others=tuple(_place_reading(other, name, one_line=one_line) for other in reading.others),
+        if_set=reading.if_set and _place_reading(reading.if_set, name, one_line=one_line),
     )
 
 

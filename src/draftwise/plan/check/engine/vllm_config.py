@@ -92,9 +92,8 @@ def find_unfit(context: Context, target: Model | None) -> Iterator[Ruling]:
     mode = context.flags.get("logprobs_mode")
     if "return_sampling_mask" in context.on and mode != "processed_logprobs":
         yield from context.rules.ruling("sampling-mask-needs-processed", mode=mode)
-    if context.platform == "cuda":
-        yield from _find_microbatches(context)
-        yield from _find_rounding(context)
+    yield from _find_microbatches(context)
+    yield from _find_rounding(context)
 
 
 def _find_unfit_target(context: Context, target: Model) -> Iterator[Ruling]:
@@ -374,12 +373,13 @@ def _wait_for_plugin(context: Context, flag: str, name: str) -> Iterator[Ruling]
 
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
     backend = context.flags.get("all2all_backend")
-    splits = "enable_dbo" in context.on or (context.sizes.get("ubatch_size") or 0) > 1
+    overlaps = "enable_dbo" in context.on and context.platform != "cpu"  # a CPU takes the flag back, not the size
+    splits = overlaps or (context.sizes.get("ubatch_size") or 0) > 1
     if splits and isinstance(backend, str) and not backend.startswith(_DEEP_EP):
         yield from context.rules.ruling(
             "microbatches-need-deepep",
             backend=backend,
-            where="enable_dbo" if "enable_dbo" in context.on else "ubatch_size",
+            where="enable_dbo" if overlaps else "ubatch_size",
         )
 
 

@@ -57,6 +57,8 @@ class _TextFiller:
     """References without a value: as written and as described. A mark in the text stands for each."""
     assumed: dict[str, None] = field(default_factory=dict)
     """Some variables are assumed to be unset, as described."""
+    blank: dict[str, None] = field(default_factory=dict)
+    """Those whose default is empty."""
     chars: int = 0
 
     def fill(self, text: str) -> str:
@@ -91,6 +93,8 @@ class _TextFiller:
         if operator.endswith(("-", "+")) and name not in env.unknown:
             if origin and not is_set:
                 self.assumed[describe_unknown(name, origin)] = None
+                if not operand and operator.endswith("-"):
+                    self.blank[describe_unknown(name, origin)] = None
             if is_set is operator.endswith("+"):
                 return self.fill(operand)
             return (value or "") if operator.endswith("-") else ""
@@ -108,7 +112,13 @@ class _TextFiller:
         """Return a word with the references behind its marks as they were written."""
         unknown = [self.left[int(number)][1] for number in _MARK.findall(word.text)]
         text = _MARK.sub(lambda match: self.left[int(match[1])][0], word.text)
-        return replace(word, text=text, unknown=(*word.unknown, *unknown), assumed=(*word.assumed, *self.assumed))
+        return replace(
+            word,
+            text=text,
+            unknown=(*word.unknown, *unknown),
+            assumed=(*word.assumed, *self.assumed),
+            blank=(*word.blank, *self.blank),
+        )
 
 
 def _find_brace(text: str, begin: int) -> int:

@@ -140,6 +140,10 @@ class Holes:
 
         return _MARK.sub(fill, text), tuple(unknown), tuple(assumed)
 
+    def name_blank(self, text: str) -> tuple[str, ...]:
+        """Return the names of the parts that are empty if nothing is set."""
+        return self.name([mark for mark in find_holes(text) if self[mark].assumed == ""])
+
     def name(self, texts: Iterable[str]) -> tuple[str, ...]:
         """Return what texts depend on."""
         return tuple(dict.fromkeys(name for text in texts for mark in find_holes(text) for name in self[mark].names))

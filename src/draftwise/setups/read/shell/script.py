@@ -185,7 +185,8 @@ def _get_way(shell: Shell, reached: Sequence[ReachedCommand]) -> Way:
             told, unknown, assumed = shell.holes.show(text), (*unknown, *assumed), ()
         source = None if is_known(text) else OpenText(text, shell.holes)
         names_model = names_model or (bool(words) and words[-1].text in ("--model", "serve"))
-        words.append(Word(told, line, "", mistake, unknown, assumed, source))  # type: ignore[arg-type]
+        blank = shell.holes.name_blank(text) if assumed else ()
+        words.append(Word(told, line, "", mistake, unknown, assumed, blank, source))  # type: ignore[arg-type]
     variables = _Variables(shell, state)
     return Way(
         words=tuple(words),

@@ -42,6 +42,8 @@ class Word:
     """Unknown values that it depends on, each with its source."""
     assumed: tuple[str, ...] = ()
     """Variables assumed to be unset, so that their defaults count, each with the source of a value."""
+    blank: tuple[str, ...] = field(default=(), compare=False)
+    """Those of `assumed` whose default is empty: whoever gives it as a value expects a caller who sets them."""
     source: OpenText | None = field(default=None, compare=False, repr=False)
     """The word with its open parts, as a nested shell reads it."""
 
