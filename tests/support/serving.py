@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import httpx
@@ -13,7 +14,7 @@ import uvicorn
 from draftwise.serve.app import create_app
 from draftwise.serve.calls import Defaults, ServedModel
 from draftwise.serve.channel import Channel
-from draftwise.serve.connections import make_config
+from draftwise.serve.connections import MOST_WAITING, make_config
 from draftwise.serve.engine_loop import run_engine
 from draftwise.serve.engine_worker import EngineWorker
 from draftwise.serve.entrance import AccessRules
@@ -83,6 +84,9 @@ def serving_launched(launched, tokenizer, *, max_waiting=8, defaults=None, tool_
     server = uvicorn.Server(make_config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.01)
+    listener.listen(MOST_WAITING)  # as `HttpServer` does: what a full queue drops may end with a reset
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with (
