@@ -152,6 +152,18 @@ def test_a_worker_that_was_killed_is_the_cause_not_what_waited_for_it() -> None:
     assert log.doing(9) == "compiling (8 s)"
 
 
+@pytest.mark.parametrize("worker", ["VllmWorker-0", "VllmWorker rank=1", "Worker_TP1"])
+def test_what_a_worker_says_is_the_cause_whatever_its_name(worker: str) -> None:
+    stamp = f"({worker} pid=90) ERROR 11-30 12:29:50 [multiproc_executor.py:953]"
+    lines = [
+        f"{stamp} WorkerProc failed to start.",
+        f"{stamp} ValueError: Available memory on node 0 (21.06/23.54 GiB) on startup is less than desired",
+        "(EngineCore pid=9) ERROR 11-30 12:29:54 [core.py:1510] Exception: WorkerProc initialization failed due to an "
+        "exception in a background process. See stack trace for root cause.",
+    ]
+    assert (find_root_cause(lines) or "").startswith("ValueError: Available memory on node 0")
+
+
 def test_a_log_with_consequences_only_gives_the_first_of_them() -> None:
     lines = ["RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"]
     assert find_root_cause(lines) == lines[0]
