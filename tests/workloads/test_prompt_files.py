@@ -14,7 +14,7 @@ import pytest
 from tests.support.loaded import load_workload
 
 from draftwise.core import InvalidSetup, Prompt, Severity, Workload
-from draftwise.workloads import BUNDLED, keep_fitting, load_workloads, read_prompts, tell_left_out
+from draftwise.workloads import BUNDLED, keep_fitting, load_workloads, read_prompts, report_left_out
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -301,7 +301,7 @@ def test_a_damaged_row_is_counted_and_named_and_stops_no_other(
     (workload,) = load_workloads(write(tmp_path, text, name))
     assert [prompt.text for prompt in workload.prompts] == list(read)
     assert (workload.left_out, workload.population) == (said, len(read))
-    (finding,) = tell_left_out([workload])
+    (finding,) = report_left_out([workload])
     assert (finding.severity, said in finding.message) == (Severity.WARNING, True)
 
 

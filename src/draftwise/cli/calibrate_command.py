@@ -23,7 +23,7 @@ from draftwise.cli._session import (
 )
 from draftwise.verbs.calibrate import CalibratedCosts, CalibrateRequest, CalibrateResult
 from draftwise.verbs.calibrate import calibrate as run_calibrate
-from draftwise.verbs.measuring import ENGINES, tell_resume
+from draftwise.verbs.measuring import ENGINES, get_resume_command
 
 _OF_REST = frozenset({"resume", "headers", "key_variables", "minutes", "model", "out", "candidates", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
@@ -48,7 +48,9 @@ def calibrate(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
         render(open_console(stderr=False), result)
     click.echo(f"\nCalibration: {given['out']}; raw readings: {result.directory}", err=True)
     if not result.is_finished:
-        click.echo(f"Unfinished: go on with: {tell_resume('calibrate', result.directory, given['out'])}", err=True)
+        click.echo(
+            f"Unfinished: go on with: {get_resume_command('calibrate', result.directory, given['out'])}", err=True
+        )
     end_measurement(result, failure)
 
 

@@ -22,7 +22,7 @@ from draftwise.cli._session import (
 )
 from draftwise.verbs.decide import DecideRequest, DecideResult
 from draftwise.verbs.decide import decide as run_decide
-from draftwise.verbs.measuring import ENGINES, tell_resume
+from draftwise.verbs.measuring import ENGINES, get_resume_command
 
 _OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minutes", "as_json"})
 """Parameters that `--resume` takes: the others are those of the run as it was planned."""
@@ -56,7 +56,7 @@ def decide(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
         click.echo(json.dumps(result.to_dict(), indent=2))
     folder = shlex.quote(str(result.directory))
     if not result.is_finished:
-        again = tell_resume("decide", result.directory)
+        again = get_resume_command("decide", result.directory)
         click.echo(f"Unfinished: everything measured is kept. To continue: {again}", err=True)
     click.echo(f"Report: {result.report}    everything else: draftwise report {folder}", err=True)
     end_measurement(result, failure)

@@ -19,9 +19,9 @@ import yaml
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity, SpecConfig
 from draftwise.deploying.order import refuse_other_hosts, settle_method
 from draftwise.deploying.read_back import compare_setups
+from draftwise.deploying.repeated_starts import starts_several
 from draftwise.deploying.secrets import without_secrets
 from draftwise.deploying.targets import name_targets
-from draftwise.deploying.turns import starts_several
 from draftwise.deploying.verify.manifest_files import verify_text
 from draftwise.knowledge.messages import refusal
 from draftwise.knowledge.models import names_directory
@@ -46,7 +46,7 @@ class _Splice:
     text: str = ""
 
 
-_TYPED = re.compile(r"(?:\A|[{}\[\]:,=]\s*)[\u2018-\u201f]|[\u2018-\u201f](?:\s*[{}\[\]:,=]|\Z)")
+_TYPOGRAPHIC = re.compile(r"(?:\A|[{}\[\]:,=]\s*)[\u2018-\u201f]|[\u2018-\u201f](?:\s*[{}\[\]:,=]|\Z)")
 """Typographic quotes where a quote would stand; inside a word they are apostrophes, or quote in a text."""
 _Change = tuple[_Splice, ...]
 
@@ -319,7 +319,7 @@ def edit_as(source: SourceText, setup: Setup, *, select: str = "") -> FileEdit:
 
 
 def _refuse_ways(source: SourceText, ways: Sequence[SetupReading], setup: Setup) -> None:
-    """Raise InvalidSetup where a command serves other models, too, or a word of it has quotes that quote nothing."""
+    """Raise InvalidSetup where a command serves other models too, or a word of it has typographic quotes."""
     served = {way.setup.target for way in ways}
     for way in ways:
         told, words = way.unknown.get("model"), () if way.launch is None else way.launch.words
@@ -330,7 +330,7 @@ def _refuse_ways(source: SourceText, ways: Sequence[SetupReading], setup: Setup)
             raise refusal("several-models", where=where, target=setup.target)
         gone = set(_find_flags([word.text for word in words]))
         for number, word in enumerate(words):
-            if number not in gone and _TYPED.search(word.text):
+            if number not in gone and _TYPOGRAPHIC.search(word.text):
                 raise refusal("typographic-quotes", where=f"{source.name}:{word.line}", text=word.text[:60])
         if way.setup.target != setup.target and not any(map(_is_path, (way.setup.target, setup.target))):
             raise refusal("other-target", name=source.name, served=way.setup.target, target=setup.target)
@@ -363,7 +363,9 @@ def _is_path(target: str) -> bool:
 
 
 def choose_server(source: SourceText, select: str, *, engine_version: str) -> tuple[list[int], Sequence[SetupReading]]:
-    """Return which of a file's servers are meant: all that one command starts. And all, with a release.
+    """Return the indices of the servers that are meant, which one command starts, and the readings of the whole file.
+
+    If the file tells no release, it is read with `engine_version`.
 
     Raises:
         InvalidSetup: the file cannot be read, or it starts several servers and the name is not that of one.
@@ -396,7 +398,7 @@ _STARTS = (r"\bserve\b", "api_server", r"--model\b", r"\brun\b")
 
 
 def _name_command(reading: SetupReading, text: str) -> object:
-    """Return what tells a server's command from others: its lines, and its entry in a manifest; nothing if unknown."""
+    """Return what identifies a server's command: its lines, and its entry in a manifest; None if unknown."""
     launch = reading.launch
     lines = frozenset(word.line for word in launch.words if word.line) if launch is not None else frozenset[int]()
     first = text.split("\n")[min(lines) - 1] if len(lines) == 1 else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 from draftwise.knowledge.stored import read_data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A recognized kind of log line."""
 
@@ -44,18 +45,17 @@ class LogFacts:
 def read_log_facts() -> LogFacts:
     """Return the table."""
     data = read_data("startup_log")
-    return LogFacts(
-        phases=tuple(Mark(name=row["name"], pattern=re.compile(row["pattern"])) for row in data["phases"]),
-        values=tuple(
-            Mark(name=row["name"], pattern=re.compile(row["pattern"]), kind=row["kind"]) for row in data["values"]
-        ),
-        progress=re.compile(data["progress"]),
-        prefix=re.compile(data["prefix"]),
-        stamp=re.compile(data["stamp"]),
-        native=re.compile(data["native"]),
-        consequences=re.compile(data["consequences"]),
-        port_taken=re.compile(data["port_taken"], re.IGNORECASE),
+    phases, values = (
+        tuple(Mark(row["name"], re.compile(row["pattern"]), row.get("kind", "phase")) for row in data[name])
+        for name in ("phases", "values")
     )
+    return LogFacts(phases=phases, values=values, **_compile(data, LogFacts))
+
+
+def _compile(data: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Return the patterns of a table that fields of a class are named after."""
+    texts = {each.name: data.get(each.name) for each in fields(kind)}
+    return {name: re.compile(text) for name, text in texts.items() if isinstance(text, str)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +88,5 @@ class StatsLogFacts:
 def read_stats_log() -> StatsLogFacts:
     """Return the patterns."""
     data = read_data("stats_log")
-    return StatsLogFacts(
-        begins=re.compile(data["begins"]),
-        drafts=re.compile(data["drafts"]),
-        dies=re.compile(data["dies"]),
-        start=re.compile(data["start"]),
-        end=re.compile(data["end"]),
-        off=re.compile(data["off"]),
-        hangs=re.compile(data["hangs"]),
-        time=re.compile(data["time"]),
-        process=re.compile(data["process"]),
-        readings={row["reading"]: re.compile(row["pattern"]) for row in data["rows"]},
-    )
+    readings = {row["reading"]: re.compile(row["pattern"]) for row in data["rows"]}
+    return StatsLogFacts(readings=readings, **_compile(data, StatsLogFacts))

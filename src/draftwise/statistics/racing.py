@@ -122,8 +122,8 @@ def find_lead(
 
 
 def leads_surely(logs: Mapping[Hashable, float], *, margin: float, family: int) -> bool:
-    """Return whether a candidate pays so surely that its time is better spent on others, kinds of prompts that so few
-    leave out included."""
+    """Return whether a candidate pays so surely that its time is better spent on others, even if its few prompts left
+    out a kind that loses."""
     mean, error, degrees = _summarise(list(logs.values()))
     return mean - upper_student_quantile(_PAYS / family, degrees) * error > math.log(find_bar(len(logs), margin))
 
@@ -141,8 +141,9 @@ def _summarise(values: list[float]) -> tuple[float, float, float]:
 
 
 def _count_needed(mine: Mapping[Hashable, float], best: Mapping[Hashable, float], bar: float) -> float:
-    """Return how many prompts show, 8 times in 10, that the leader of ten candidates gains, or that another one has no
-    gain or is behind. For the others, each difference counts as a standard error larger: it may be."""
+    """Return the number of prompts that decide on a candidate 8 times in 10, among ten candidates: that the leader
+    gains, or that another one has no gain or is behind. Another one's difference may be a standard error larger than it
+    looks, and counts as that."""
     logs = list(mine.values())
     if mine is best:
         return _count_for(_BEHIND, logs, fmean(logs) - bar)

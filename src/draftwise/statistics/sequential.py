@@ -110,14 +110,14 @@ def settle(estimate: RatioEstimate, looks: Looks, done: int, *, margin: float, f
 def adjust_family(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     """Return Holm's adjusted p-values (Scandinavian Journal of Statistics 1979), in the given order.
 
-    Of all comparisons whose adjusted p-value is at most some level, any is false in at most that share of runs, however
-    up to five comparisons depend on one another: candidates share the baseline, and workloads the machine. None stays
-    None.
+    If comparisons count whose adjusted p-value is at most some level, at most that share of the runs has a false one
+    among them. For up to five comparisons this holds however they depend on one another: candidates share the baseline,
+    and workloads the machine. None stays None.
 
     Most of many candidates are nowhere near the tested side and can be no false verdict. Those with a one-sided p-value
-    above 0.8 do not count, and the others count 1/0.8 (Ellis, Pecanka and Goeman, "Gaining power in multiple testing of
-    interval hypotheses via conditionalization", Biostatistics 2020): the same errors where all lie at the bound and are
-    independent, fewer where they rise and fall together, as with a shared baseline.
+    above 0.8 do not count, and the other p-values are divided by 0.8 (Ellis, Pecanka and Goeman, "Gaining power in
+    multiple testing of interval hypotheses via conditionalization", Biostatistics 2020): the same errors where all lie
+    at the bound and are independent, fewer where they rise and fall together, as with a shared baseline.
 
     Args:
         p_values: twice the one-sided ones.

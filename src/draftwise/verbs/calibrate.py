@@ -27,13 +27,13 @@ from draftwise.verbs.measuring import (
     Candidate,
     Ending,
     ServersRequest,
+    get_resume_command,
     measure,
     read_candidates,
     read_launch,
     refuse_changes,
     refuse_conflict,
     split_arguments,
-    tell_resume,
 )
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.request_headers import read_headers
@@ -102,7 +102,7 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     if request.from_run is None:
         measurement = _open(request, progress)
         examine = partial(require_known, target=target, specs=specs)
-        again = tell_resume("calibrate", measurement.directory.path, request.out)
+        again = get_resume_command("calibrate", measurement.directory.path, request.out)
         ending = measure(measurement, progress, examine, again=again)
         ending.require_some(measurement.directory.path)
         directory = measurement.directory
@@ -111,7 +111,7 @@ def calibrate(request: CalibrateRequest, progress: Progress) -> CalibrateResult:
     try:
         calibration = make_calibration(directory.read(), target=target, specs=specs)
     except InvalidSetup as error:
-        kept, again = "", tell_resume("calibrate", directory.path, request.out)
+        kept, again = "", get_resume_command("calibrate", directory.path, request.out)
         if not ending.is_finished:
             kept = f" The readings are kept. Go on with: {again}"
         elif all(each.code in _MISSING for each in error.findings):

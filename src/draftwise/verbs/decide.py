@@ -20,13 +20,13 @@ from draftwise.verbs.field_types import Range
 from draftwise.verbs.loads import make_conditions, read_numbers
 from draftwise.verbs.measuring import (
     ServersRequest,
+    get_resume_command,
     measure,
     read_candidates,
     read_launch,
     refuse_changes,
     refuse_conflict,
     split_arguments,
-    tell_resume,
 )
 from draftwise.verbs.notes import read_notes
 from draftwise.verbs.request_headers import read_headers
@@ -111,7 +111,7 @@ def decide(request: DecideRequest, progress: Progress) -> DecideResult:
     is raised.
     """
     measurement = _open(request, progress)
-    ending = measure(measurement, progress, again=tell_resume("decide", measurement.directory.path))
+    ending = measure(measurement, progress, again=get_resume_command("decide", measurement.directory.path))
     ending.require_some(measurement.directory.path)
     result = replace(conclude(DecideResult, measurement.directory), is_finished=ending.is_finished)
     if ending.failure is not None:

@@ -202,17 +202,14 @@ def _make(profile: Profile, calibration: Calibration, request: ForecastRequest, 
 
 def _read_lengths(source: str, calibration: Calibration, progress: Progress) -> list[tuple[float, float]]:
     """Return the tokens of prompt and answer of each request of a workload."""
-    from draftwise.workloads import (
-        find_tokens,
-        load_workloads,
-        tell_left_out,
-    )  # reads texts: not needed for most forecasts
+    # They read texts, which most forecasts do not need.
+    from draftwise.workloads import find_tokens, load_workloads, report_left_out
     from draftwise.workloads.reshape import prompt_length
 
     tokenizer = Path(calibration.target)
     tokens = find_tokens(None, hint=tokenizer)
     workloads = load_workloads(source, tokenizer=tokenizer)
-    for finding in tell_left_out(workloads):
+    for finding in report_left_out(workloads):
         progress.notice(finding)
     prompts = [prompt for each in workloads for prompt in each.prompts]
     if not prompts:

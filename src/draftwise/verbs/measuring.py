@@ -32,8 +32,8 @@ from draftwise.verbs.sources import require_spec
 from draftwise.verbs.verb import refuse
 
 __all__ = [
-    "ENGINES", "Candidate", "Ending", "GivenCandidate", "ServersRequest", "measure", "read_candidates", "read_launch",
-    "refuse_changes", "refuse_conflict", "split_arguments", "tell_resume",
+    "ENGINES", "Candidate", "Ending", "GivenCandidate", "ServersRequest", "get_resume_command", "measure",
+    "read_candidates", "read_launch", "refuse_changes", "refuse_conflict", "split_arguments",
 ]  # fmt: skip
 
 GivenCandidate = Candidate | SpecConfig | Mapping[str, Any] | str
@@ -192,7 +192,7 @@ class Ending:
         raise Stopped
 
 
-def tell_resume(verb: str, directory: Path, out: str | PathLike[str] | None = None) -> str:
+def get_resume_command(verb: str, directory: Path, out: str | PathLike[str] | None = None) -> str:
     """Return the command that continues a run."""
     return shlex.join(["draftwise", verb, "--resume", str(directory), *(() if out is None else ("--out", str(out)))])
 

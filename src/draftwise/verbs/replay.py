@@ -43,7 +43,7 @@ from draftwise.verbs.field_types import Range
 from draftwise.verbs.sources import require_spec
 from draftwise.verbs.verb import Result, refuse, verb
 from draftwise.version import __version__, tell_install
-from draftwise.workloads import draw, load_workloads, tell_left_out
+from draftwise.workloads import draw, load_workloads, report_left_out
 
 __all__ = ["DEVICES", "DTYPES", "PAGE", "PROFILE", "Grouping", "ReplayRequest", "ReplayResult", "read_ks", "replay"]
 
@@ -134,7 +134,7 @@ def replay(request: ReplayRequest, progress: Progress) -> ReplayResult:
         group_by=None if request.group_by is None else Grouping(request.group_by),
         max_model_len=request.max_model_len,
     )
-    transcripts = replace(transcripts, findings=(*tell_left_out(loaded), *transcripts.findings))
+    transcripts = replace(transcripts, findings=(*report_left_out(loaded), *transcripts.findings))
     if rows > len(prompts):
         skipped = {**transcripts.skipped, "not-drawn": rows - len(prompts)}
         transcripts = replace(transcripts, skipped=skipped)

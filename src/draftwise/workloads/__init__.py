@@ -5,7 +5,7 @@ from draftwise.workloads.assessment import (
     check_workloads,
     keep_fitting,
     profile_workload,
-    tell_left_out,
+    report_left_out,
 )
 from draftwise.workloads.loading import load_workloads, read_prompts
 from draftwise.workloads.reshape import draw, list_texts
@@ -14,5 +14,5 @@ from draftwise.workloads.workload_spec import BUNDLED
 
 __all__ = [
     "BUNDLED", "EstimatedTokens", "Tokens", "WorkloadProfile", "check_workloads", "draw", "find_tokens",
-    "keep_fitting", "list_texts", "load_workloads", "profile_workload", "read_prompts", "tell_left_out",
+    "keep_fitting", "list_texts", "load_workloads", "profile_workload", "read_prompts", "report_left_out",
 ]  # fmt: skip

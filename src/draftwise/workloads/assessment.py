@@ -89,7 +89,7 @@ def profile_workload(workload: Workload, tokens: Tokens | None = None) -> Worklo
     )
 
 
-def tell_left_out(workloads: Iterable[Workload]) -> Iterator[Finding]:
+def report_left_out(workloads: Iterable[Workload]) -> Iterator[Finding]:
     """Yield a finding for each workload whose log has rows that are not used."""
     for each in workloads:
         if each.unread:
@@ -107,10 +107,12 @@ _MOST_COUNTED = 2_000_000
 
 
 def keep_fitting(workload: Workload, context: int, tokenizer: Path | None) -> tuple[Workload, str]:
-    """Leave out the prompts that surely have more tokens than a server's context; return the others, and what was said.
+    """Return a workload without the prompts that cannot fit into a server's context, and a sentence about those.
+
+    The sentence is empty if all may fit.
 
     Args:
-        workload: its prompts; those that only may be too long stay.
+        workload: its prompts; one whose tokens are not counted stays.
         context: tokens of prompt and answer, as the server tells.
         tokenizer: tokenizer.json, or the folder of a model. If it cannot be read, only the characters decide.
 
@@ -190,7 +192,7 @@ def check_workloads(
 
 
 def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: bool) -> Iterator[Finding]:
-    yield from tell_left_out([workload])
+    yield from report_left_out([workload])
     if workload.random_tokens and measures_acceptance:
         yield fault("random-tokens", name=workload.name, paper=_RANDOM_SOURCE)
     if needs_arrivals and any(prompt.arrival_s is None for prompt in workload.prompts):

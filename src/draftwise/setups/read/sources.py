@@ -33,7 +33,7 @@ from draftwise.setups.read.setup_reading import (
 )
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.installations import REQUIREMENTS, is_project
-from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches, is_vllm_image
+from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches, is_vllm_image, too_many_servers
 from draftwise.setups.read.shell.script import evaluate_words, run_script
 from draftwise.setups.read.shell.words import MAX_CHARS
 
@@ -57,11 +57,7 @@ _OTHER_INSTRUCTION = re.compile(r"(?im)^[ \t]*(?:copy|add|run|user|workdir|expos
 _HCL = re.compile(r"^(?:job|resource|module)[ \t]+\"[^\n]*\{[ \t]*$", re.MULTILINE)
 """Blocks of Nomad and Terraform."""
 _PROMPT = re.compile(r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+:[^\s$#]*)?\$ (?=\S)")
-_ARGUMENTS_LOGGED = re.compile(r"non-default args:[^\S\n]*(.*)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?::\w+)?(?<!\.sh)(?<!\.py)(?<!\.bat)(?<!\.ps1)", re.ASCII)
-_ENUM = re.compile(r"<\w+\.(\w+): (?:('[^'\n]*')|[^<>\n]*)>")
-"""How Python prints a member of an enumeration: its name, and its value where that is a text."""
-_LOG_OPEN = "The log does not name the release, so nothing is judged."
 _PROGRAM = re.compile(r"^\[program:", re.MULTILINE)
 _PROGRAM_COMMAND = re.compile(r"^command[ \t]*=[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.MULTILINE)
 _EXPANSION = re.compile(r"%\((?:ENV_)?(\w+)\)s")
@@ -239,7 +235,7 @@ def _read(source: SourceText, asked: _SourceHints) -> list[SetupReading]:
             found = read_engines(text, name=name, given=asked.given, engine_version=engine_version)
             engines = list(islice(found, MAX_LAUNCHES + 1))
             if len(engines) > MAX_LAUNCHES:
-                raise _too_many_servers()
+                raise too_many_servers()
             return engines or _read_launches(find_commands(text, given=asked.given), asked, source.folder)
     if LAYOUTS["quadlet"].search(text):
         from draftwise.setups.read.manifests.systemd import find_containers
@@ -289,7 +285,7 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
         return _read_launches(_add_rest(find_blocks(text), "image, command and args"), asked, source.folder)
     if bare.startswith("-") and not asked.depth:
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
-    logged = _ARGUMENTS_LOGGED.search(text) is not None
+    logged = "non-default args:" in text
     try:
         readings = _read_launches(find_launches(text, env=env), asked, source.folder, script=text)
     except InvalidSetup:
@@ -297,57 +293,14 @@ def _read_commands(source: SourceText, asked: _SourceHints) -> list[SetupReading
             raise
         readings = []
     if not readings and logged:
-        return [*_read_log(text, asked.engine_version)]
+        from draftwise.setups.read.start_log import read_start_log
+
+        return [*read_start_log(text, asked.engine_version)]
     if not readings and source.is_chosen and _begins_with_model(bare):
         return _read_launches(_bare_flags(bare, env), asked, source.folder)
     with_config = any(_find_config(each.launch) for each in readings if each.launch)
     readings += _read_here_documents(source, replace(asked, is_config=not with_config), env)
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
-
-
-def _read_log(text: str, engine_version: str | None) -> Iterator[SetupReading]:
-    """Yield the servers whose arguments a log of vLLM lists, with the release that it names."""
-    from draftwise.knowledge.log_lines import read_log_facts
-
-    starts = [*_ARGUMENTS_LOGGED.finditer(text)]
-    pattern = next(each.pattern for each in read_log_facts().values if each.name == "engine_version")
-    named = [(found, str(next(filter(None, found.groups())))) for found in pattern.finditer(text)] if starts else []
-    for index, logged in enumerate(starts):
-        from draftwise.setups.read.python_code import is_python, read_engines
-
-        line = text.count("\n", 0, logged.start())
-        given = _ENUM.sub(lambda found: found[2] or repr(found[1]), logged[1][: logged[1].rfind("}") + 1])
-        call = "\n" * line + f"import vllm; vllm.LLM(**{given})"
-        before = starts[index - 1].end() if index else 0
-        after = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-        release = engine_version or _find_logged_release(named, before, logged.start(), after)
-        if not is_python(call):
-            state = "cannot be read" if logged[1].rstrip().endswith("}") else "is cut"
-            cut = get_rule("logged-start-cut").ruling(state=state, where=f"line {line + 1}")
-            unread = Setup(target="", engine="vllm", engine_version=release)
-            yield SetupReading(setup=unread, where=f"line {line + 1}", findings=(cut,), unknown={"": cut})
-            continue
-        for each in read_engines(call, given={}, engine_version=release):
-            gap = get_rule("image-release-unknown").ruling(where=each.where, message=_LOG_OPEN)
-            open_gap = {} if release else {"engine_version": gap}
-            yield replace(each, unknown={**each.unknown, **open_gap}, findings=(*open_gap.values(), *each.findings))
-
-
-def _find_logged_release(named: Sequence[tuple[re.Match[str], str]], before: int, start: int, after: int) -> str:
-    """Return the release of a start: the server names it before its arguments, the engine after them.
-
-    Args:
-        named: the log's releases, where it names them.
-        before: end of the previous start.
-        start: beginning of this one's arguments.
-        after: beginning of the next one's.
-    """
-    by_server = [release for found, release in named if before <= found.start() < start and "engine" not in found[0]]
-    by_engine = [release for found, release in named if start <= found.start() < after and "engine" in found[0]]
-    if len({*by_server}) > 1:
-        return ""  # several servers write one log
-    earlier = {release for found, release in named if found.start() < start}
-    return next(iter([*by_server[-1:], *by_engine, *(earlier if len(earlier) == 1 else ())]), "")
 
 
 def _read_here_documents(source: SourceText, asked: _SourceHints, env: Environment) -> Iterator[SetupReading]:
@@ -400,7 +353,7 @@ def _read_launches(
     found = list(launches)
     for launch in [each for each in found if not each.only_asks] or found:
         if len(readings) == MAX_LAUNCHES:
-            raise _too_many_servers()
+            raise too_many_servers()
         if launch.version.startswith(REQUIREMENTS) and not launch.image:
             from draftwise.setups.read.pinned_release import read_requirements
 
@@ -408,10 +361,6 @@ def _read_launches(
         within = None if _makes_config(script, launch, folder) else folder
         readings.append(read_launch(launch, engine_version=asked.engine_version, folder=within, left=asked.left))
     return readings
-
-
-def _too_many_servers() -> InvalidSetup:
-    return InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
 
 
 def _makes_config(script: str, launch: Launch, folder: Path) -> bool:
@@ -445,7 +394,7 @@ def _read_documents(documents: Sequence[YamlDocument], asked: _SourceHints, sour
         if id(document) in are_read:
             continue
         if len(readings) > MAX_LAUNCHES:
-            raise _too_many_servers()
+            raise too_many_servers()
         if not isinstance(document.value, Mapping):
             readings += _read_tasks(document, asked, source) if may_run else []
             continue

@@ -61,16 +61,15 @@ def _ask_packages(context: Context, rows: Sequence[NeededPackage], names: Mappin
         given = [place for read in reads_in(row.when) if (place := _find_given(context, read))] or ["The target"]
         if not is_within(row.spans, context.release.version) or decide(row.when, names) is not True:
             continue
-        if row.is_in(context.packages):
-            if row.needs:
-                for each in context.rules.ruling(
-                    "refusal-waits", places=given[0], needs=row.needs, says=row.says, where=given[0]
-                ):
-                    yield _place(each, row.at, f"vLLM {context.release}, {row.source}")
+        is_there = row.is_in(context.packages)
+        if is_there and not row.needs:
             continue
-        code = "package-missing" if context.is_listed else "package-unseen"
+        code = "refusal-waits" if is_there else "package-missing" if context.is_listed else "package-unseen"
         how = row.install or f"Run `pip install {row.package}` there."
-        for each in context.rules.ruling(code, asks=given[0], package=row.package, how=how, where=given[0]):
+        told = {"places": given[0], "needs": row.needs, "says": row.says}
+        for each in context.rules.ruling(
+            code, **(told if is_there else {"asks": given[0], "package": row.package, "how": how}), where=given[0]
+        ):
             yield _place(each, row.at, f"vLLM {context.release}, {row.source}")
 
 

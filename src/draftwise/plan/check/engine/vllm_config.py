@@ -171,19 +171,22 @@ def _find_unfit_experts(context: Context, target: Model) -> Iterator[Ruling]:
     if backend != "auto" and isinstance(takes, list) and names and weights not in takes and not has_own:
         yield from context.rules.ruling("moe-backend-of-other-weights", backend=backend, weights=weights, names=names)
     elif backend != "auto" and isinstance(takes, list) and not names and not has_own:
-        needs, says = "the type of the experts' weights", f"moe_backend='{backend}' is not supported"
-        yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
+        yield from _wait(context, flag, "the type of the experts' weights", f"moe_backend='{backend}' is not supported")
     elif backend.startswith("flashinfer_moe_ep"):
-        gpu, says = find_gpu(context), f"moe_backend='{backend}' is not supported"
+        gpu = find_gpu(context)
         if gpu is not None and gpu.capability not in (None, 100, 103):
             yield from context.rules.ruling("moe-ep-needs-blackwell", backend=backend, gpu=gpu.name)
         needs = "the GPUs' generation, FlashInfer's release and the experts' weights"
-        yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
+        yield from _wait(context, flag, needs, f"moe_backend='{backend}' is not supported")
     flag, exchange = "all2all_backend", str(context.flags.get("all2all_backend"))
     if exchange.startswith("flashinfer") and exchanges_tokens(context, target):
         needs = "FlashInfer's release and NVLink between all GPUs of the ranks"
-        says = f"{exchange} all2all is not available"
-        yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
+        yield from _wait(context, flag, needs, f"{exchange} all2all is not available")
+
+
+def _wait(context: Context, flag: str, needs: str, says: str) -> Iterator[Ruling]:
+    """Yield that vLLM may refuse a flag's value with these words; `needs` decides it, which no setup shows."""
+    yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
 
 
 def _find_unfit_attention(context: Context, target: Model) -> Iterator[Ruling]:
@@ -343,7 +346,7 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
     if not isinstance(name, str) or name.lower() in ("", "none") or not known or name in known:
         return
     if "reasoning_parser_plugin" in context.on:
-        yield from _wait_for_plugin(context, "reasoning_parser", name)
+        yield from _wait(context, "reasoning_parser", _OF_PLUGIN, f"invalid parser: {name}")
     else:
         yield from context.rules.ruling("reasoning-parser-unknown", name=name)
 
@@ -356,19 +359,13 @@ def _find_tool_parser(context: Context) -> Iterator[Ruling]:
     if not known or name in known or "headless" in context.on:  # no API server, which alone looks it up
         return
     if "tool_parser_plugin" in context.on:
-        yield from _wait_for_plugin(context, "tool_call_parser", name)
+        yield from _wait(context, "tool_call_parser", _OF_PLUGIN, f"invalid parser: {name}")
         return
     from difflib import get_close_matches  # most calls name a known parser
 
     near = get_close_matches(name, known)
     fix = {"fix": f"Did you mean {' or '.join(near)}?"} if near else {}
     yield from context.rules.ruling("tool-parser-unknown", name=name, **fix)
-
-
-def _wait_for_plugin(context: Context, flag: str, name: str) -> Iterator[Ruling]:
-    """Yield that a parser which the release lacks may be the plugin's."""
-    needs, says = "the parsers that your plugin registers", f"invalid parser: {name}"
-    yield from context.rules.ruling("refusal-waits", places=spell(flag), needs=needs, says=says, where=flag)
 
 
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
@@ -389,6 +386,7 @@ def _find_rounding(context: Context) -> Iterator[Ruling]:
         yield from context.rules.ruling("mamba-rounding-needs-float16", kind=kind)
 
 
+_OF_PLUGIN = "the parsers that your plugin registers"
 _GPTQ = ("gptq", "gptq_marlin", "auto_gptq")
 _TOKENS = "max_num_batched_tokens"
 _SEQS = "max_num_seqs"

@@ -355,7 +355,7 @@ def read_arguments(
 
 
 def _leave_out_own(words: Sequence[Word], release: Release, found: Arguments) -> Sequence[Word]:
-    """Return the words without flags that the release lacks: Dynamo's worker has flags of its own, each time others."""
+    """Return the words without flags that the release lacks: Dynamo's worker adds flags, which change by release."""
     kept, known, is_own = list[Word](), spell_flags(release), False
     for word in words:
         flag = word.text.partition("=")[0].partition(".")[0].replace("_", "-")

@@ -163,8 +163,13 @@ def _find_in_commands(
         elif _opens_shell([each.text for each in command.words]):
             entered = next((each.text for each in command.words[-1:-3:-1] if is_vllm_image(each.text)), entered)
         if len(found) > MAX_LAUNCHES:
-            raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
+            raise too_many_servers()
     return found
+
+
+def too_many_servers() -> InvalidSetup:
+    """Return the error for a text that starts more than `MAX_LAUNCHES` servers."""
+    return InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
 
 
 def _find_in_command(command: ScriptCommand, env: Environment, depth: int = 0, place: str = "") -> Launch | None:

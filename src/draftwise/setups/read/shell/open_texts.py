@@ -21,20 +21,20 @@ _MARK = re.compile("[\U000f0000-\U000fffff]")
 
 
 def check_length(chars: int) -> None:
-    """Refuse texts of more than `MAX_CHARS`.
+    """Refuse texts that have more than `MAX_CHARS` in all.
 
     Raises:
-        InvalidSetup: they are.
+        InvalidSetup: they have.
     """
     if chars > MAX_CHARS:
         raise refusal("too-long", case="expanded", max_chars=MAX_CHARS)
 
 
 def check_work(values: int, line: int) -> None:
-    """Refuse a text at a line for which more values are copied than draftwise copies.
+    """Refuse a text that takes too much work to follow; the refusal names the line.
 
     Raises:
-        InvalidSetup: they are.
+        InvalidSetup: more than `_MAX_WORK` values were copied.
     """
     if values > _MAX_WORK:
         raise refusal("too-long", case="followed", line=line, max_work=_MAX_WORK)
@@ -51,7 +51,7 @@ def find_holes(text: str) -> list[str]:
 
 
 def replace_marks(text: str, change: Callable[[str], str]) -> str:
-    """Return a text with another text for each of its marks, which is found once."""
+    """Return a text with `change(mark)` in place of each mark."""
     return text.translate({ord(mark): change(mark) for mark in dict.fromkeys(find_holes(text))})
 
 
