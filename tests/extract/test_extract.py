@@ -46,6 +46,7 @@ SPECULATIVE = """
         backend: "Optional[Backend]" = None
         kind: ClassVar[str] = "x"
         sizes: list[int] = field(default_factory=lambda: [1, 2 * 4])
+        by_scheme: dict[str, MTPModelTypes] | None = None
         resolved: bool = field(default=False, init=False)
         _private: int = 0
 
@@ -110,6 +111,7 @@ def test_fields_have_type_default_bounds_and_choices(wheel: Wheel) -> None:
         },
         "backend": {"type": "Backend | None", "default": None, "choices": ["FLASH", "TRITON"]},
         "sizes": {"type": "list[int]", "default": [1, 8]},
+        "by_scheme": {"type": "dict[str, MTPModelTypes] | None", "default": None, "choices": ["deepseek_mtp", "mtp"]},
     }
 
 

@@ -57,10 +57,14 @@ class Field:
         return row | ({"choices": choices} if choices else {})
 
     def _find_item_choices(self) -> Iterator[Any]:
-        """Yield the options of the named type that a list holds."""
+        """Yield the options of the named type that a list holds, or of the named literal that a mapping holds."""
         for hint in self.hints:
-            if hint.kind == "list" and hint.module is not None and isinstance(hint.inner, ast.Name):
-                yield from (option for inner in flatten(hint.module, hint.inner) for option in inner.options)
+            match hint:
+                case Hint("list", inner=ast.Name() as item, module=Module() as module):
+                    yield from (option for inner in flatten(module, item) for option in inner.options)
+                case Hint("dict", inner=ast.Tuple(elts=[_, ast.Name() as item]), module=Module() as module):
+                    inside = (inner for inner in flatten(module, item) if inner.kind == "literal")
+                    yield from (option for inner in inside for option in inner.options)
 
 
 def fields_of(module: Module, node: ast.ClassDef) -> dict[str, Field]:

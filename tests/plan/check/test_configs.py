@@ -261,3 +261,9 @@ def test_what_is_refused_on_a_cpu_too(llama: str, line: str, codes: list[str]) -
     setup = replace(reading.setup, device=Device(name="CPU", kind="cpu"))
     found = judge(replace(reading, setup=setup)).findings
     assert [each.code for each in found if isinstance(each, Ruling) and each.effect is Effect.REJECTED] == codes
+
+
+@pytest.mark.parametrize(("backend", "codes"), [("humming", []), ("nosuch", ["flag-json-value"])])
+def test_the_values_of_a_mapping_are_judged(llama: str, backend: str, codes: list[str]) -> None:
+    line = f'--kernel-config {{"linear_backend_per_quant":{{"nvfp4_w4a16":"{backend}"}}}}'
+    assert [each.code for each in refusals(llama, line, NEWEST)] == codes
