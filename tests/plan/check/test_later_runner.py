@@ -40,6 +40,12 @@ def test_quantized_targets_stay_on_v1_until_0_23():
     assert [choose(version, quantized) for version in ("0.22.0", "0.23.0", "0.24.0")] == ["V1", "V1", "V2"]
 
 
+@pytest.mark.parametrize("args", [{"runner": "pooling"}, {"convert": "embed"}])
+def test_a_pooling_server_stays_on_v1_until_v2_is_the_default(args):
+    chosen = [choose(version, Case(target=QWEN3, args=args)) for version in ("0.22.0", "0.28.0", "0.29.0")]
+    assert chosen == ["V1", "V1", "V2"]
+
+
 def test_quantizing_while_loading_does_not_keep_a_target_on_v1():
     assert choose("0.22.0", Case(target=QWEN3, args={"quantization": "fp8"})) == "V2"
 

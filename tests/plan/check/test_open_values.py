@@ -67,7 +67,7 @@ FOREVER = {
     [
         "Qwen/Qwen3-8B --speculative-config $S", "Qwen/Qwen3-8B --speculative-config '{\"method\": \"'$M'\"}'",
         "Qwen/Qwen3-8B --quantization $Q", "$MODEL --kv-cache-dtype $D --speculative-config $S",
-        "Qwen/Qwen3-8B --load-format $F --enforce-eager",
+        "Qwen/Qwen3-8B --load-format $F --enforce-eager", "Qwen/Qwen3-8B --attention-backend $B",
     ],
 )  # fmt: skip
 def test_a_fault_of_its_own_is_rejected_whatever_another_value_is(start: str, fault: str) -> None:
@@ -103,6 +103,7 @@ def test_an_open_parser_or_variable_hides_no_other_fault(fault: str) -> None:
         ("--enable-auto-tool-choice --tool-call-parser $P", "tool-parser-unknown"),
         ("--enable-auto-tool-choice --tool-call-parser $P", "flags-refused"),
         ("--reasoning-parser nosuch --reasoning-parser-plugin $P", "reasoning-parser-unknown"),
+        ("--attention-backend $B", "backend-of-other-attention"),  # of MLA and others
         ("--structured-outputs-config $C --reasoning-parser nosuch", "reasoning-parser-unknown"),  # any object
     ],
 )

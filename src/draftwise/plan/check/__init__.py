@@ -312,7 +312,7 @@ def _list_tried(name: str, release: Release) -> tuple[Any, ...]:
         return tuple({"method": name, **drafter, **common} for name, drafter in drafters.items())
     if name.startswith(("VLLM_USE_", "VLLM_ALLOW_")):
         return _TRIED_VARIABLES
-    if name == "VLLM_ATTENTION_BACKEND":
+    if name in ("VLLM_ATTENTION_BACKEND", "attention_backend"):
         return tuple(release.table("attention_backends"))
     row: Mapping[str, Any] = next((row for row in release.table("flags").values() if row["field"] == name), {})
     kind = str(row.get("type"))

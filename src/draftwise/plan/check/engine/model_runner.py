@@ -120,6 +120,8 @@ def _takes_v2(context: Context) -> bool | None:
     facts = context.release.table(_RUNNER_V2)
     if facts["default"] != "by architecture":
         return bool(facts["default"] == "always")
+    if find_kind(context) == "pooling":
+        return False
     if context.target is None or not context.target.architectures or context.target.is_partial:
         return None
     kinds = facts["default_models"]
