@@ -51,7 +51,7 @@ demo-real: $(VENV)/.installed ## The same for a published model (98 MB, fetched 
 	  --candidate '{"method": "suffix"}' $(foreach method,$(TRAINED),$(REAL_$(method)))
 
 test: $(LIGHT)/.installed ## Static checks and the whole test suite, side by side; each prints when it has ended
-	@echo "Static checks and both parts of the test suite: about twenty minutes on two cores; each prints when it has ended."
+	@echo "Static checks and both parts of the test suite: about twelve minutes on two quiet cores; each prints when it has ended."
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target check unit light
 
 check: $(VENV)/.installed ## Lint, types, architecture, and counts of names and wordings that may only fall
