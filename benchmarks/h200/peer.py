@@ -49,7 +49,7 @@ def obey(commands: dict[str, Command]) -> None:
 
 
 class PeerSide(Timed):
-    """What the side of another engine is told when versus_vllm.py starts it; `open` is its own."""
+    """The commands that versus_vllm.py sends to the side of another engine. Each engine defines `open`."""
 
     open: Command
 

@@ -76,7 +76,7 @@ def floor_ms(result: Result, scale: Scale, name: str, batch: int, output_tokens:
 
 
 def _peer(result: Result) -> str:
-    """Return which engine ours was measured beside."""
+    """Return the name of the engine that ours is compared with."""
     return next((row["engine"] for row in result["rows"] if row["engine"] != OURS), "vllm")
 
 
